@@ -9,7 +9,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
-	proto-check lock clean licences sbom bench bench-store bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale \
+	proto-check lock clean licences sbom bench bench-store bench-peers bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale bench-routing bench-machines \
 	fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
 
 help: ## Shows this list
@@ -71,16 +71,17 @@ format: setup $(NODE_READY) ## Formats Python and protos
 house: setup ## Prints measures of the structure of the code (ARGS="--list crumbs": the places behind one)
 	@$(PYTHON_BIN)/python tools/house.py $(ARGS)
 
-types: setup ## Checks types alone
-	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen cli/src/* libs/*/src/* services/*/src/*)
+types: setup ## Checks types alone: of the code, the benchmarks, and the doubles and helpers of the tests
+	$(PYTHON_BIN)/mypy $(wildcard sdk/python/src/fulmen cli/src/* libs/*/src/* services/*/src/*) benchmarks tests/support
 
 proto: setup ## Generates the Python stubs from protos/
 	tools/generate_stubs.sh
 
-python-api: setup ## Generates the blocking Python API of the asynchronous one, its classes of algorithms, and docs/train-toml.md
+python-api: setup ## Generates the blocking Python API of the asynchronous one, its classes of algorithms, docs/train-toml.md and docs/proxy-toml.md
 	$(PYTHON_BIN)/python tools/sync_client.py
 	$(PYTHON_BIN)/python tools/algorithm_classes.py
 	$(PYTHON_BIN)/python tools/train_toml_reference.py
+	$(PYTHON_BIN)/python tools/proxy_toml_reference.py
 
 proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking changes, stubs
 	@tools/check_protos.sh
@@ -88,10 +89,13 @@ proto-check: setup $(NODE_READY) ## Checks the protos: lint, format, breaking ch
 lock: ## Resolves constraints.txt anew
 	tools/lock.sh
 
-bench: bench-store bench-runner bench-proxy bench-train bench-exchange ## Runs every benchmark (SHORT=1: the short form)
+bench: bench-store bench-peers bench-runner bench-proxy bench-train bench-exchange ## Runs every benchmark (SHORT=1: the short form)
 
 bench-store: setup ## Benchmarks the store: rollouts and spans per second, latency, CPU per operation
 	$(PYTHON_BIN)/python -m benchmarks.store $(if $(SHORT),--short)
+
+bench-peers: setup ## Benchmarks the store beside job queues on PostgreSQL, each in its best settings (needs Node.js; Python 3.12 for Oban)
+	$(PYTHON_BIN)/python -m benchmarks.store.peers $(if $(SHORT),--short)
 
 bench-runner: setup ## Benchmarks the runner beside Agent Lightning's: attempts per second, memory, imports
 	$(PYTHON_BIN)/python -m benchmarks.runner $(if $(SHORT),--short)
@@ -114,9 +118,19 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 bench-cli: setup ## Measures what `import fulmen` and `fulmen --help` take
 	$(PYTHON_BIN)/python -m benchmarks.cli
 
-bench-scale: setup ## Loads the whole system with 3,000 runner sessions, and says what 10,000 runners and 128 GPUs need
+bench-scale: setup ## Loads the whole system with 3,000 runner sessions, 1 to 8 simulated engines, and says what 128 GPUs carry
 	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
+	$(PYTHON_BIN)/python -m benchmarks.machines.curve $(if $(SHORT),--short)
 	$(if $(SHORT),,$(PYTHON_BIN)/python -m benchmarks.scale.plan)
+
+bench-routing: setup ## Benchmarks routing: agents over four simulated engines with prefix caches, beside an oracle (20 minutes)
+	$(PYTHON_BIN)/python -m benchmarks.routing $(if $(SHORT),--short)
+
+bench-machines: setup ## Benchmarks many machines: versions for eight engines behind slow lines, ranks on four machines and the demo on three Ray nodes, with a loss (root, Linux)
+	$(PYTHON_BIN)/python -m benchmarks.machines.engines $(if $(SHORT),--short)
+	$(PYTHON_BIN)/python -m benchmarks.machines.ranks
+	$(PYTHON_BIN)/python -m benchmarks.machines.loss
+	$(PYTHON_BIN)/python -m benchmarks.machines.demo $(if $(SHORT),--short)
 
 crash-matrix: setup ## Kills, stops, cuts off and starves every process under a training run; cuts the power (an hour; SHORT=1, ARGS=--resume)
 	@$(PYTHON_BIN)/python -m benchmarks.reliability $(if $(SHORT),--short) $(ARGS)
@@ -141,7 +155,7 @@ helm: setup ## Checks the Helm chart with Helm's own SDK: lint, and every test o
 	@tools/helm_toolchain.sh
 	.venv-helm/bin/python tools/helm_chart.py lint deploy/helm/fulmen
 	CI=1 $(PYTHON_BIN)/python -m pytest tests/contract/test_helm_chart.py tests/contract/test_helm_settings.py \
-		tests/contract/test_helm_network.py tests/contract/test_helm_docs.py tests/integration/kubernetes
+		tests/contract/test_helm_network.py tests/contract/test_helm_docs.py tests/contract/test_helm_engines.py tests/integration/kubernetes
 
 helm-settings: setup ## Writes into the chart's schema which settings the services have
 	$(PYTHON_BIN)/python tools/helm_settings.py

@@ -28,7 +28,7 @@ from benchmarks.demo import CONFIG, ROOT, UP_LIMIT_S, fulmen
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import FulmenError
 from fulmen.rpc.services import Services, Targets, connect
-from fulmen_cli.local.record import ServiceState, StackFolder
+from fulmen_cli.local.record import ServiceState, StackFolder, StackRecord
 
 STAGE = "grpo"
 # Imitation is not what is measured, and the other stage must not end before the last kill.
@@ -54,6 +54,14 @@ async def until(check: Callable[[], Awaitable[bool]]) -> float:
     raise SystemExit(f"nothing happened within {LIMIT_S:.0f} s")
 
 
+def recorded(folder: StackFolder) -> StackRecord:
+    """Returns the record of the stack that runs in a folder."""
+    record = folder.read()
+    if record is None:
+        raise SystemExit(f"no stack runs in {folder.path}")
+    return record
+
+
 class Demo:
     """The running demo."""
 
@@ -75,7 +83,7 @@ class Demo:
 
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Returns the processes of the stack's algorithm service, its engines, and all others that import torch."""
-        supervisor = psutil.Process(self._folder.read().supervisor_pid)
+        supervisor = psutil.Process(recorded(self._folder).supervisor_pid)
         found: dict[str, list[psutil.Process]] = {}
         for process in supervisor.children(recursive=True):
             try:
@@ -100,7 +108,7 @@ class Demo:
 
         async def back() -> bool:
             if victim == "algorithm":
-                service = self._folder.read().service(victim)
+                service = recorded(self._folder).service(victim)
                 return service.state is ServiceState.READY and service.pid not in pids
             alive = [p for p in self.processes().get(victim, []) if p.pid not in pids]
             return any(_listens(process) for process in alive)
@@ -118,7 +126,7 @@ def _listens(process: psutil.Process) -> bool:
 
 async def measure(folder: Path, victims: list[str], trials: int) -> None:
     """Kills every victim as often as asked, in turn, and prints what it took."""
-    record = StackFolder(folder.resolve()).read()
+    record = recorded(StackFolder(folder.resolve()))
     targets = Targets(**{name: record.targets[name] for name in ("store", "algorithm", "llm_proxy")})
     token = Path(record.client_token_file).read_text(encoding="utf-8").strip()
     async with connect(targets, token=token) as client:
@@ -140,8 +148,8 @@ async def measure(folder: Path, victims: list[str], trials: int) -> None:
         for kind, processes in sorted(demo.processes().items()):
             for process in processes:
                 memory = process.memory_full_info()
-                line = f"rss {memory.rss >> 20} MiB, own {memory.uss >> 20} MiB, share {memory.pss >> 20} MiB"
-                sys.stdout.write(f"memory of {kind}: {line}\n")
+                parts = f"rss {memory.rss >> 20} MiB, own {memory.uss >> 20} MiB, share {memory.pss >> 20} MiB"
+                sys.stdout.write(f"memory of {kind}: {parts}\n")
 
 
 async def train_and_measure(folder: Path, victims: list[str], trials: int) -> None:

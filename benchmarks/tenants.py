@@ -66,7 +66,7 @@ async def rpcs(name: str, address: str) -> AsyncIterator[list[Call]]:
         own = bearer(token(FLOODER))
         batch = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(input=b"x" * 1024) for _ in range(32)])
         wrong = pb.BatchCreateRolloutsRequest(rollouts=[rollout_pb2.Rollout(input=b"x" * LARGE_BYTES)])
-        yield {
+        calls: dict[str, list[Call]] = {
             "lists": [
                 partial(stubs.ListRollouts, pb.ListRolloutsRequest(page_size=200), **own),
                 partial(stubs.ListRollouts, pb.ListRolloutsRequest(filter='state = "FAILED"'), **own),
@@ -82,20 +82,22 @@ async def rpcs(name: str, address: str) -> AsyncIterator[list[Call]]:
                     **bearer(token(FLOODER, Role.READER)),
                 )
             ],
-        }[name]
+        }
+        yield calls[name]
 
 
 @asynccontextmanager
 async def models(name: str, address: str, project: str = FLOODER) -> AsyncIterator[list[Call]]:
-    """Yields a model call over HTTP: small, large, or with a forged token."""
+    """Yields a model call over HTTP: small, large, with a forged token, or to a path that is not served."""
     bodies = {"models large": answers.request_body().replace(b"xxx", b"x" * 60_000, 1)}
     body = bodies.get(name, answers.request_body())
     value = token(project, signer=FORGED if name == "models forged" else None)
+    path = "/nothing" if name == "models nowhere" else fulmen.PATH
     headers = {"authorization": f"Bearer {value}", "content-type": "application/json"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def call() -> None:
-            async with session.post(f"http://{address}{fulmen.PATH}", data=body, headers=headers) as answer:
+            async with session.post(f"http://{address}{path}", data=body, headers=headers) as answer:
                 await answer.read()
                 if answer.status != 200:
                     raise FulmenError(str(answer.status))
@@ -171,13 +173,13 @@ async def case(name: str, address: str, seconds: float) -> None:
         await measured(calls, 1.0)
         alone = await measured(calls, seconds)
         flooder.start()
-        while not sum(counts):  # state of another process
+        while not sum(counts[:]):  # state of another process
             if not flooder.is_alive():
                 raise RuntimeError("the flood ended")
             await asyncio.sleep(0.05)
-        before = list(counts)
+        before = counts[:]
         flooded = await measured(calls, seconds)
-    served, refused = ((now - then) / seconds for now, then in zip(counts, before, strict=True))
+    served, refused = ((now - then) / seconds for now, then in zip(counts[:], before, strict=True))
     stop.set()
     await asyncio.to_thread(flooder.join)
     parts = []
@@ -252,7 +254,7 @@ async def _run(wanted: list[str], address: str, seconds: float) -> None:
                 await case(name, proxy.replicas[0].address, seconds)
 
 
-CASES = ("lists", "bodies", "forged", "denied", "models", "models large", "models forged")
+CASES = ("lists", "bodies", "forged", "denied", "models", "models large", "models forged", "models nowhere")
 
 if __name__ == "__main__":
     asyncio.run(main())

@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_algorithm.weight_agent.settings import WeightAgentSettings
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_runner.settings import RunnerSettings
 from fulmen_service_kit.settings import ServiceSettings
@@ -24,9 +25,19 @@ CLASSES: dict[str, type[ServiceSettings]] = {
     "llmProxy": LlmProxySettings,
     "runner": RunnerSettings,
     "algorithm": AlgorithmServiceSettings,
+    "engines": WeightAgentSettings,
 }
 NOT_IN_A_CLUSTER = frozenset(
-    {"DEV_MODE", "READY_FILE", "WORKERS_DIR", "WORKER_INDEX", "ENGINE_IN_PROCESS", "METRICS_PORT", "AGENTS_PORT"}
+    {
+        "DEV_MODE",
+        "READY_FILE",
+        "WORKERS_DIR",
+        "WORKER_INDEX",
+        "ENGINE_IN_PROCESS",
+        "METRICS_PORT",
+        "AGENTS_PORT",
+        "ENGINE_ID",
+    }
 )
 
 

@@ -14,7 +14,7 @@ from fulmen_service_kit.security.tokens import Role
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 BEGIN, END = "<!-- permissions: begin -->\n", "<!-- permissions: end -->\n"
-ROLES = (Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT)
+ROLES = (Role.SERVICE, Role.RUNNER, Role.ENGINE, Role.RANK, Role.CLIENT, Role.READER, Role.ATTEMPT)
 
 
 def table() -> str:

@@ -84,6 +84,9 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
         "rollouts": (TEXT, "Training run whose stored rollouts are read: its name, id, a part of it, or `latest`."),
     },
 }
+NOTES: Mapping[str, str] = {
+    "agent": "How rollouts are made. A file whose stages make none, such as `sft` on demonstrations, goes without this table.",
+}
 INTRODUCTION = """\
 # train.toml
 
@@ -138,6 +141,7 @@ def _page(registry: Mapping[str, AlgorithmEntry[Any]]) -> str:
     for table, keys in TABLES.items():
         lines += [
             f"## [{table}]\n" if table else "## The file itself\n",
+            *([f"{NOTES[table]}\n"] if table in NOTES else []),
             "| key | value | what it is |",
             "|---|---|---|",
         ]
@@ -368,7 +372,7 @@ def _schema(registry: Mapping[str, AlgorithmEntry[Any]]) -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "train.toml of Fulmen",
         "type": "object",
-        "required": ["name", "agent", "data", "stage"],
+        "required": ["name", "data", "stage"],
         "additionalProperties": False,
         "properties": properties,
         "$defs": definitions,
@@ -388,18 +392,17 @@ def stale(texts: Mapping[Path, str]) -> Iterator[Path]:
             yield path
 
 
-def main() -> int:
-    """Writes or checks the files; returns the exit status."""
-    texts = made()
+def write_or_check(texts: Mapping[Path, str], tool: str) -> int:
+    """Writes files, or checks them with `--check`; returns the exit status."""
     if "--check" not in sys.argv[1:]:
         for path in stale(texts):
             path.write_text(texts[path], encoding="utf-8")
         return 0
     old = [path.name for path in stale(texts)]
     if old:
-        sys.stderr.write(f"not as tools/train_toml_reference.py makes them: {', '.join(old)}\n")
+        sys.stderr.write(f"not as {tool} makes them: {', '.join(old)}\n")
     return 1 if old else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(made(), "tools/train_toml_reference.py"))

@@ -19,7 +19,7 @@ POWERSGD_FROM = 2
 
 def bf16_by_another_name(
     state: dist.ProcessGroup,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # made by torch's extension
+    bucket: dist.GradBucket,
 ) -> torch.futures.Future[torch.Tensor]:
     """Does what the stock hook does."""
     return default_hooks.bf16_compress_hook(state, bucket)

@@ -54,8 +54,8 @@ def main() -> None:
     results = Results(given.output, resume=given.resume)
     if not given.page and given.power_cuts is None:
         asyncio.run(_run(_chosen(given), results))
-    if cuts := _cuts(given, results):
-        asyncio.run(cut_power(cuts, results, seed=given.seed))
+    if power_cuts := _cuts(given, results):
+        asyncio.run(cut_power(power_cuts, results, seed=given.seed))
     if given.output == RESULTS:
         write_page(results.document(), PAGE)
     sys.exit(1 if given.strict and results.shortfalls() else 0)

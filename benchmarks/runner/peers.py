@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.proxy.processes import answering, cpu_seconds, free_port, memory_mb, running, tree
 from benchmarks.runner import density, throughput
 from benchmarks.runner.stand import START_LIMIT_S, Bench
-from benchmarks.store.peers import installed_peer
+from benchmarks.store.peers.lightning import installed_peer
 
 NAME = "Agent Lightning 0.3.0"
 SCRIPT = Path(__file__).with_name("agent_lightning.py")

@@ -208,7 +208,7 @@ async def measure(folder: Path, *, runners: int, think_s: float, seconds: float)
 def _claims(raw: dict[str, Any]) -> list[Any]:
     costs = Costs.measured(raw)
     deployment = Deployment(
-        runners=raw["runners"], slots=1, think_s=raw["think_s"], calls=1, generation_s=0.0,
+        runners=raw["runners"], slots=1, think_s=raw["think_s"], calls=1,
         store_replicas=2, proxies=1, cores=os.cpu_count() or 1,
     )  # fmt: skip
     told = predicted(deployment, costs)

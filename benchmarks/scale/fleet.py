@@ -101,8 +101,9 @@ class Fleet:
                     stream.cancel()
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
                 if not self.stopping.is_set():
-                    is_rpc = isinstance(error, grpc.aio.AioRpcError)
-                    code = f"{error.code().name}: {error.details()}" if is_rpc else type(error).__name__
+                    code = type(error).__name__
+                    if isinstance(error, grpc.aio.AioRpcError):
+                        code = f"{error.code().name}: {error.details()}"
                     self.seen.broken.append(code)
 
     async def _work(self, stream: Any, writing: asyncio.Lock, spans: Any) -> None:

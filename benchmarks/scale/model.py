@@ -1,8 +1,9 @@
-"""A simulation of a deployment: agents that think, call models and end; services that have so much CPU; GPUs; a trainer.
+"""A simulation of a deployment: agents that think, call models and end; services that have so much CPU; engines; a trainer.
 
-Discrete events over stations of servers with first-come queues. What a rollout costs each service in CPU is measured (the load
-test of this folder); what GPUs do is assumed, and said so: tokens a second of one place in an engine's batch, and seconds of a
-training step. It answers what bounds a deployment, how busy everything is, and how long slots stay empty.
+Discrete events over stations of servers with first-come queues, and engines that share their speed among the calls that are in
+them (`benchmarks/scale/engines.py`). What a rollout costs each service in CPU is measured (the load test of this folder); what an engine
+does is measured with one engine (`benchmarks/machines/curve.py`), and a training step is assumed. It answers what bounds a
+deployment, how busy everything is, and how long slots stay empty.
 
 Not modelled: networks, memory, failures, PostgreSQL's disk, and that CPUs slow each other down. The services are as quick at their
 hundredth core as at their first, which holds for processes that share nothing, not for one PostgreSQL.
@@ -10,13 +11,14 @@ hundredth core as at their first, which holds for processes that share nothing, 
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from benchmarks.scale.engines import Engines, EngineSpeed, Seat
+from benchmarks.scale.simulation import Simulation
 
 # docs/capacity.md: a renewal is one stream message every five seconds.
 RENEWAL_S: Final = 41e-6 / 5
@@ -55,8 +57,8 @@ class Deployment:
         slots: attempts at once of each.
         think_s: mean seconds of an attempt without waiting; exponential.
         calls: model calls of an attempt.
-        generation_s: mean seconds of a call's generation in a place of an engine's batch; exponential.
-        places: requests that all engines generate at once.
+        engines: how many serve the policy; 0: calls take no time.
+        engine: what each does.
         store_replicas: processes of the store, one core each.
         postgres_cores: of PostgreSQL.
         proxies: processes of the proxy, one core each.
@@ -70,8 +72,8 @@ class Deployment:
     slots: int
     think_s: float
     calls: int
-    generation_s: float
-    places: int = 10**9
+    engines: int = 0
+    engine: EngineSpeed = field(default_factory=EngineSpeed)
     store_replicas: int = 2
     postgres_cores: int = 8
     proxies: int = 1
@@ -94,7 +96,7 @@ class Prediction:
 class _Station:
     """So many servers, and a queue."""
 
-    def __init__(self, simulation: _Simulation, servers: int) -> None:
+    def __init__(self, simulation: Simulation, servers: int) -> None:
         self._simulation = simulation
         self._servers = servers
         self._free = servers
@@ -125,27 +127,6 @@ class _Station:
         then()
 
 
-@dataclass(slots=True)
-class _Simulation:
-    """Time, and what is to happen."""
-
-    now_s: float = 0.0
-    counts: bool = False
-    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Lets something happen later."""
-        heapq.heappush(self._events, (self.now_s + seconds, next(self._numbers), what))
-
-    def run(self, until_s: float) -> None:
-        """Lets time pass."""
-        while self._events and self._events[0][0] <= until_s:
-            self.now_s, _, what = heapq.heappop(self._events)
-            what()
-        self.now_s = until_s
-
-
 def predicted(deployment: Deployment, costs: Costs, *, seconds: float = 300.0, seed: int = 0) -> Prediction:
     """Simulates a deployment for so many seconds of its own time."""
     world = _World(deployment, costs, seed)
@@ -155,6 +136,8 @@ def predicted(deployment: Deployment, costs: Costs, *, seconds: float = 300.0, s
     world.simulation.run(seconds)
     since_s = seconds * WARM_UP
     busy = {name: station.share(since_s, seconds) for name, station in world.stations.items()}
+    if deployment.engines:
+        busy |= world.engines.busy(seconds - since_s)
     if deployment.batch:
         busy["trainer"] = world.trained_s / (seconds - since_s)
     empty = sorted(world.empty_s) or [0.0]
@@ -175,7 +158,7 @@ class _World:
     def __init__(self, deployment: Deployment, costs: Costs, seed: int) -> None:
         self._deployment, self._costs = deployment, costs
         self._rng = random.Random(seed)
-        self.simulation = _Simulation()
+        self.simulation = Simulation()
         sessions = deployment.runners * costs.session_s
         if deployment.cores:
             machine = _Station(self.simulation, deployment.cores)
@@ -190,9 +173,7 @@ class _World:
         # What sessions cost is there all the time: it makes everything else at the store slower.
         spare = max(0.02, 1 - sessions / (deployment.cores or deployment.store_replicas))
         self._slower = 1 / spare
-        self._engines = _Station(self.simulation, deployment.places)
-        if deployment.places < 10**9:
-            self.stations["engines"] = self._engines
+        self.engines = Engines(self.simulation, deployment.engine, deployment.engines)
         self.ended, self.trained_s = 0, 0.0
         self.empty_s: list[float] = []
         self._started = self._ready = self._steps = 0
@@ -222,26 +203,34 @@ class _World:
         def begun() -> None:
             if self.simulation.counts:
                 self.empty_s.append(self.simulation.now_s - since_s)
-            self._runner.serve(self._costs.runner_s, lambda: self._think(self._deployment.calls))
+            self._runner.serve(self._costs.runner_s, lambda: self._think(None, self._deployment.calls))
 
         self._postgres.serve(self._costs.postgres_s / 2, begun)
 
-    def _think(self, calls: int) -> None:
+    def _think(self, seat: Seat | None, calls: int) -> None:
         parts = self._deployment.calls + 1
         seconds = self._deployment.think_s / parts
-        then = (lambda: self._call(calls)) if calls else self._report
+        then = (lambda: self._call(seat, calls)) if calls else (lambda: self._report(seat))
         self.simulation.after(self._rng.expovariate(1 / seconds) if seconds else 0.0, then)
 
-    def _call(self, calls: int) -> None:
-        mean_s = self._deployment.generation_s
+    def _call(self, seat: Seat | None, calls: int) -> None:
+        def seated(seat: Seat | None) -> None:
+            if seat is None:
+                self._think(None, calls - 1)
+            else:
+                self.engines.serve(seat, self._rng.expovariate(1.0), lambda: self._think(seat, calls - 1))
 
-        def generate() -> None:
-            seconds = self._rng.expovariate(1 / mean_s) if mean_s else 0.0
-            self._engines.serve(seconds, lambda: self._think(calls - 1))
+        def called() -> None:
+            if seat is None and self._deployment.engines:
+                self.engines.seat(seated)
+            else:
+                seated(seat)
 
-        self._proxy.serve(self._costs.proxy_s, generate)
+        self._proxy.serve(self._costs.proxy_s, called)
 
-    def _report(self) -> None:
+    def _report(self, seat: Seat | None) -> None:
+        if seat is not None:
+            self.engines.leave(seat)
         half = self._costs.store_s / 2 * self._slower
         self._store.serve(half, lambda: self._postgres.serve(self._costs.postgres_s / 2, self._end))
 
@@ -260,6 +249,7 @@ class _World:
             self.trained_s += given.step_s
 
         def trained() -> None:
+            self.engines.swap()
             self._training = False
             self._steps += 1
             self._dispatch()

@@ -1,9 +1,10 @@
-"""What 10,000 runners and 128 GPUs need of every service: the model of this folder, with what the load test has measured.
+"""What a deployment on 128 GPUs carries: the model of this folder, with what was measured of each part.
 
-Method: CPU of a rollout by service is that of benchmarks/results/scale.json; a deployment is simulated for ten minutes of its own
-time, with exponential times. What GPUs do is assumed: a policy of seven billion parameters on GPUs of 80 GB, of which 96
-generate, each with 64 places of 40 tokens a second, and 32 train 320,000 tokens a second together. Change the assumptions by
-flags. Run `python -m benchmarks.scale.plan`; writes benchmarks/results/scale_plan.json.
+Measured: CPU of a rollout in the store and in PostgreSQL (benchmarks/results/scale.json), and what simulated engines behind the whole proxy do
+(benchmarks/results/machines_curve.json), of one GPU and of two, with the CPU of a call: of the proxy, its caller and the simulated
+engine together, so it is more than the proxy's. Assumed: each H100 trains 8,200 tokens a second (40 % of its FLOPs, 6 per parameter and
+token), a rollout's conversation is trained once and as a whole, new weights stop an engine for a second. Agents are those of the
+curve. A deployment is simulated for ten minutes of its own time. Run `python -m benchmarks.scale.plan`; writes benchmarks/results/scale_plan.json.
 """
 
 from __future__ import annotations
@@ -11,38 +12,83 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from benchmarks import outcome
+from benchmarks.machines.points import CALLS, FITS, PAUSE, TOKENS_OF_CALL
+from benchmarks.routing.trace import SYSTEM_TOKENS, TASK_TOKENS, TOOL_TOKENS
+from benchmarks.scale.engines import EngineSpeed
 from benchmarks.scale.model import Costs, Deployment, Prediction, predicted
+from fulmen_algorithm.policy.engine_settings import MAX_REPLICAS
 
-SECONDS = 600.0
-TOKENS_OF_ROLLOUT = 1024
-ROOMY = {"store_replicas": 4, "postgres_cores": 8, "proxies": 16}
+SECONDS: Final = 600.0
+GPUS: Final = 128
+PARAMETERS: Final = 8.03e9
+TRAINED_TOKENS_PER_S: Final = 0.4 * 989e12 / (6 * PARAMETERS)
+"""Of one GPU."""
+CONVERSATION_TOKENS: Final = SYSTEM_TOKENS + TASK_TOKENS + CALLS * (TOKENS_OF_CALL + sum(TOOL_TOKENS) / 2)
+"""Of a rollout at its end."""
+FULL: Final = 0.9
+"""Share of the seats that attempts take."""
+ROOMY: Final = {"store_replicas": 4, "postgres_cores": 8, "proxies": 16}
 
 
-def deployments(arguments: argparse.Namespace) -> dict[str, Deployment]:
-    """Returns the cases: all that is asked for, and each service cut down until it is what bounds the whole."""
-    per_call = TOKENS_OF_ROLLOUT / arguments.calls
-    full = Deployment(
-        runners=arguments.runners,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """How GPUs are used.
+
+    Attributes:
+        engines: engines of the policy.
+        kind: `one GPU` or `two GPUs`, those of each engine.
+        training: GPUs that train.
+    """
+
+    engines: int
+    kind: str
+    training: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in the results."""
+        generating = self.engines * (2 if self.kind == "two GPUs" else 1)
+        return f"{generating} + {self.training} GPUs: {self.engines} engines of {self.kind}"
+
+
+BALANCED: Final = Split(engines=56, kind="one GPU", training=GPUS - 56)
+SPLITS: Final = (
+    Split(engines=48, kind="two GPUs", training=GPUS - 96),
+    Split(engines=MAX_REPLICAS, kind="one GPU", training=GPUS - MAX_REPLICAS),
+    Split(engines=28, kind="two GPUs", training=GPUS - 56),
+    BALANCED,
+)
+
+
+def deployment(split: Split, speed: EngineSpeed, batch: int) -> Deployment:
+    """Returns the deployment of a split, with attempts for nearly all seats."""
+    trained_per_s = split.training * TRAINED_TOKENS_PER_S
+    return Deployment(
+        runners=round(split.engines * speed.seats * FULL),
         slots=1,
-        think_s=arguments.think,
-        calls=arguments.calls,
-        generation_s=per_call / arguments.tokens_per_place,
-        places=arguments.generating_gpus * arguments.places_per_gpu,
-        batch=arguments.batch,
-        ahead_steps=arguments.ahead,
-        step_s=arguments.batch * TOKENS_OF_ROLLOUT / arguments.trained_tokens_per_s,
+        think_s=PAUSE * CALLS,
+        calls=round(CALLS),
+        engines=split.engines,
+        engine=speed,
+        batch=batch,
+        ahead_steps=4.0,
+        step_s=batch * CONVERSATION_TOKENS / trained_per_s,
         **ROOMY,
     )
+
+
+def variants(full: Deployment) -> dict[str, Deployment]:
+    """Returns a deployment with each service cut down, to see what it is bound by."""
     return {
-        f"{arguments.runners} runners, {arguments.generating_gpus} + {arguments.training_gpus} GPUs": full,
         "one store replica": replace(full, store_replicas=1),
-        "one proxy process": replace(full, proxies=1),
-        "half of the engines": replace(full, places=full.places // 2),
+        "four proxy processes": replace(full, proxies=4),
+        "half of the engines": replace(full, engines=full.engines // 2),
         "a trainer of half the speed": replace(full, step_s=full.step_s * 2),
-        "twice the runners": replace(full, runners=full.runners * 2),
+        "twice the attempts": replace(full, runners=full.runners * 2),
         "rollouts at most one step ahead": replace(full, ahead_steps=1.0),
     }
 
@@ -50,41 +96,55 @@ def deployments(arguments: argparse.Namespace) -> dict[str, Deployment]:
 def row(name: str, deployment: Deployment, found: Prediction) -> str:
     """Returns a line of the table."""
     busy = ", ".join(f"{part} {share:.0%}" for part, share in found.busy.items())
-    empty_ms = found.empty_p99_s * 1e3
-    return f"| {name} | {found.rollouts_per_s:.0f} | {busy} | {empty_ms:,.0f} ms | {found.bound_by} |"
+    tokens = found.rollouts_per_s * CALLS * TOKENS_OF_CALL
+    return (
+        f"| {name} | {deployment.runners:,} | {found.rollouts_per_s:.1f} | {tokens:,.0f} | {busy}"
+        f" | {found.empty_p99_s:,.1f} s | {found.bound_by} |\n"
+    )
+
+
+def traffic(found: Prediction, split: Split, deployment: Deployment) -> dict[str, float]:
+    """Returns what goes over the network: versions to engines, and gradients between nodes of eight GPUs."""
+    weights_gb = PARAMETERS * 2 / 1e9
+    step_s = deployment.batch / found.rollouts_per_s
+    nodes = split.training // 8
+    return {
+        "step_s": round(step_s, 1),
+        "version_gb": round(weights_gb, 2),
+        "versions_to_all_engines_gb": round(weights_gb * split.engines, 1),
+        "versions_gbit_per_s": round(weights_gb * split.engines * 8 / step_s, 2),
+        # A ring over copies, one on each node: each sends twice all but its own share of the float32 gradients.
+        "gradients_of_node_gb": round(2 * (nodes - 1) / nodes * PARAMETERS * 4 / 1e9, 1),
+    }
 
 
 def main() -> None:
     """Simulates the cases and prints their table."""
-    parser = argparse.ArgumentParser(description="Says what a large deployment needs.")
-    parser.add_argument("--runners", type=int, default=10_000, help="attempts at once")
-    parser.add_argument("--think", type=float, default=20.0, help="mean seconds of an attempt without its model calls")
-    parser.add_argument("--calls", type=int, default=4, help="model calls of an attempt, 1,024 sampled tokens together")
-    parser.add_argument("--generating-gpus", type=int, default=96)
-    parser.add_argument("--training-gpus", type=int, default=32, help="only named: see --trained-tokens-per-s")
-    parser.add_argument("--places-per-gpu", type=int, default=64, help="requests that a GPU generates at once")
-    parser.add_argument("--tokens-per-place", type=float, default=40.0, help="tokens a second of one request")
-    parser.add_argument("--trained-tokens-per-s", type=float, default=320_000.0, help="of all training GPUs together")
-    parser.add_argument("--batch", type=int, default=4096, help="rollouts of a training step")
-    parser.add_argument("--ahead", type=float, default=4.0, help="steps by which rollouts may be ahead of training")
+    parser = argparse.ArgumentParser(description="Says what a large deployment carries.")
+    parser.add_argument("--batch", type=int, default=1024, help="rollouts of a training step")
     arguments = parser.parse_args()
     measured = json.loads((outcome.FOLDER / "scale.json").read_text())["raw"]
-    costs = Costs.measured(measured)
-    # A rollout of the load test calls the model once.
-    costs = replace(costs, runner_s=0.0)
+    curve: dict[str, Any] = json.loads((outcome.FOLDER / "machines_curve.json").read_text())["raw"]
+    call_s = curve["alone"]["one GPU"][str(FITS)]["cpu_ms_per_call"] / 1e3
+    costs = replace(Costs.measured(measured), runner_s=0.0, proxy_s=call_s)
+    speeds = {kind: EngineSpeed(**speed) for kind, speed in curve["speeds"].items()}
     raw: dict[str, object] = {"costs_s": {name: float(f"{value:.4g}") for name, value in asdict(costs).items()}}
     sys.stdout.write(
-        "| deployment | rollouts/s | busy | an empty slot, 99 of 100 | bound by |\n|---|---|---|---|---|\n"
+        "| deployment | attempts | rollouts/s | tokens/s | busy | an empty slot, 99 of 100 | bound by |\n"
+        "|---|---|---|---|---|---|---|\n"
     )
-    for name, deployment in deployments(arguments).items():
-        found = predicted(deployment, costs, seconds=SECONDS)
+    cases = {split.name: deployment(split, speeds[split.kind], arguments.batch) for split in SPLITS}
+    of_split = {split.name: split for split in SPLITS}
+    for name, each in (cases | variants(cases[BALANCED.name])).items():
+        found = predicted(each, costs, seconds=SECONDS)
         raw[name] = {
+            "attempts": each.runners,
             "rollouts_per_s": round(found.rollouts_per_s, 1),
             "busy": {part: round(share, 3) for part, share in found.busy.items()},
             "empty_p99_ms": round(found.empty_p99_s * 1e3, 1),
             "bound_by": found.bound_by,
-        }
-        sys.stdout.write(row(name, deployment, found) + "\n")
+        } | (traffic(found, of_split[name], each) if name in of_split else {})
+        sys.stdout.write(row(name, each, found))
     outcome.save("scale_plan", method=__doc__ or "", raw=raw, claims=[], folder=outcome.FOLDER)
 
 

@@ -1,9 +1,10 @@
-"""Benchmark of the store: durable rollout cycles, dispatch latency, spans, a large backlog, and peers beside it.
+"""Benchmark of the store: durable rollout cycles, dispatch latency, spans, a large backlog, the feed, days kept, and peers.
 
 Method: a real store process over an embedded PostgreSQL (fsync and synchronous_commit on); this process is the load
 generator, all on one machine. Every rollout is created, committed, pushed over a lease stream, completed, committed
 and acknowledged. The peers run in the same run. Ratios and CPU per operation hold on a busy machine, rates do not.
-Run `python -m benchmarks.store [--short] [--only PART ...]`; writes benchmarks/results/store.json and store.png.
+Run `python -m benchmarks.store [--short] [--only PART ...] [--days N] [--ends N]`; writes benchmarks/results/store.json
+and store.png.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import outcome
-from benchmarks.store import backlog, peers, picture, rollouts, spans
+from benchmarks.store import backlog, days, feed, picture, rollouts, spans
+from benchmarks.store.peers import lightning
 from benchmarks.store.stand import Bench, running_store
 
-PARTS = {"rollouts": rollouts.run, "spans": spans.run, "peers": peers.run, "backlog": backlog.run}
+PARTS = {
+    "rollouts": rollouts.run, "spans": spans.run, "peers": lightning.run, "backlog": backlog.run, "feed": feed.run,
+    "days": days.run,
+}  # fmt: skip
 # CPU, which other work on the machine does not change; and what is resident now: the peak that getrusage knows is
 # inherited from the parent on Linux.
 IMPORT = """
@@ -55,9 +60,13 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-async def measure(folder: Path, *, short: bool, parts: list[str]) -> Bench:
+async def measure(folder: Path, arguments: argparse.Namespace) -> Bench:
     """Runs the parts one after the other against one store."""
+    short, parts = arguments.short, arguments.only or [*PARTS, "replicas"]
     async with running_store(_made(folder / "one"), short=short) as bench:
+        bench.days = arguments.days
+        bench.rows_per_day = arguments.rows_per_day or (10 if short else 100)
+        bench.ends = arguments.ends
         for part in parts:
             if part in PARTS:
                 await PARTS[part](bench)
@@ -74,13 +83,16 @@ def main() -> None:
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description="Measures the store.")
     parser.add_argument(
-        "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="two minutes instead of sixteen"
+        "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="four minutes instead of twenty"
     )
     parser.add_argument("--only", nargs="+", choices=[*PARTS, "replicas"], help="only these parts; nothing is written")
+    parser.add_argument("--days", type=int, default=1000, help="days that the part `days` keeps")
+    parser.add_argument("--rows-per-day", type=int, help="rollouts of each; 100 by default, 10 in the short form")
+    parser.add_argument("--ends", type=int, default=0, help="ends of another run beside which the feed is measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fulmen-bench-") as folder:
         Path(folder).chmod(0o755)
-        bench = uvloop.run(measure(Path(folder), short=arguments.short, parts=arguments.only or [*PARTS, "replicas"]))
+        bench = uvloop.run(measure(Path(folder), arguments))
     if arguments.only:
         outcome.show(bench.raw, bench.claims)
     else:

@@ -34,6 +34,9 @@ class Bench:
     dsn: str
     short: bool
     targets: Sequence[str]
+    days: int = 1000
+    rows_per_day: int = 100
+    ends: int = 0
     raw: dict[str, Any] = field(default_factory=dict)
     claims: list[outcome.Claim] = field(default_factory=list)
 
@@ -68,6 +71,14 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def postgres_cpu_seconds(folder: Path) -> float:
+    """Sums the CPU time of a server, with that of its processes that ended."""
+    postmaster, *children = postgres_pids(folder)
+    fields = Path(f"/proc/{postmaster}/stat").read_text().rpartition(")")[2].split()
+    reaped = int(fields[13]) + int(fields[14])
+    return cpu_seconds([postmaster, *children]) + reaped / os.sysconf("SC_CLK_TCK")
+
+
 def rss_mb(pid: int) -> float:
     """Returns the resident memory of a process, in MB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -92,12 +103,12 @@ async def wal_bytes(dsn: str) -> int:
 
 async def measured(bench: Bench, name: str, work: Callable[[], Awaitable[int]]) -> tuple[int, float]:
     """Runs work and records the CPU of store, PostgreSQL and this process, and the WAL, per operation."""
-    pids, wal = postgres_pids(bench.postgres_folder), await wal_bytes(bench.dsn)
-    before = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
+    folder, wal = bench.postgres_folder, await wal_bytes(bench.dsn)
+    before = (cpu_seconds(bench.store_pids), postgres_cpu_seconds(folder), time.process_time())
     started = time.perf_counter()
     operations = await work()
     seconds = time.perf_counter() - started
-    after = (cpu_seconds(bench.store_pids), cpu_seconds(pids), time.process_time())
+    after = (cpu_seconds(bench.store_pids), postgres_cpu_seconds(folder), time.process_time())
     parts = zip(("store", "postgres", "generator"), before, after, strict=True)
     cpu = {f"{part}_us": round((end - start) / operations * 1e6, 1) for part, start, end in parts}
     bench.raw[name] = {
@@ -114,34 +125,64 @@ async def running_store(
     folder: Path, *, short: bool, replicas: int = 1, signing_key: str | None = None
 ) -> AsyncIterator[Bench]:
     """Starts PostgreSQL and replicas of the store, and stops all in the end."""
+    async with (
+        running_postgres(folder) as dsn,
+        serving(dsn, folder, replicas=replicas, signing_key=signing_key) as served,
+    ):
+        yield Bench(
+            channels=served.channels,
+            store_pids=served.pids,
+            postgres_folder=folder / "data",
+            dsn=dsn,
+            short=short,
+            targets=served.targets,
+        )
+
+
+@asynccontextmanager
+async def running_postgres(folder: Path) -> AsyncIterator[str]:
+    """Starts PostgreSQL in the folder's `data`, and stops it in the end; yields its connection URL."""
     postgres = EmbeddedPostgres(folder / "data", settings={"shared_buffers": "512MB", "max_wal_size": "8GB"})
-    dsn = postgres.start()
+    try:
+        yield postgres.start()
+    finally:
+        postgres.stop()
+
+
+@dataclass(slots=True)
+class Served:
+    """Replicas of the store that serve."""
+
+    token: str
+    channels: list[FulmenChannel] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def serving(
+    dsn: str, folder: Path, *, replicas: int = 1, signing_key: str | None = None
+) -> AsyncIterator[Served]:
+    """Starts replicas of the store on a database, and stops them in the end."""
     key = signing_key or secrets.token_urlsafe(32)
-    token = TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200)
+    served = Served(token=TokenSigner(key).issue(Role.ADMIN, subject="bench", ttl_s=7200))
     stores: list[asyncio.subprocess.Process] = []
     try:
         async with AsyncExitStack() as stack:
-            channels, targets = [], []
             for number in range(replicas):
                 ready = folder / f"ready-{number}.json"
+                ready.unlink(missing_ok=True)
                 stores.append(await _start(dsn, key, ready))
-                port = await _port(stores[-1], ready)
-                targets.append(f"127.0.0.1:{port}")
-                channels.append(await stack.enter_async_context(open_channel(targets[-1], token=token)))
-            yield Bench(
-                channels=channels,
-                store_pids=[store.pid for store in stores],
-                postgres_folder=folder / "data",
-                dsn=dsn,
-                short=short,
-                targets=targets,
-            )
+                served.pids.append(stores[-1].pid)
+                served.targets.append(f"127.0.0.1:{await _port(stores[-1], ready)}")
+                channel = open_channel(served.targets[-1], token=served.token)
+                served.channels.append(await stack.enter_async_context(channel))
+            yield served
     finally:
         for store in stores:
             if store.returncode is None:
                 store.terminate()
                 await store.wait()
-        postgres.stop()
 
 
 async def _start(dsn: str, key: str, ready: Path) -> asyncio.subprocess.Process:

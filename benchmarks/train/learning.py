@@ -43,7 +43,7 @@ from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
-from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Notify, PublishedPolicy, RunFence
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, EngineCount, Notify, PublishedPolicy, RunFence
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
@@ -94,6 +94,8 @@ class Process:
     """The inside of the algorithm service over an in-process world."""
 
     def __init__(self, config: TrainConfig, folder: Path, *, slots: int) -> None:
+        if config.agent is None:
+            raise ValueError(f"{config.file} names no agent.")
         self.config = config
         self._state = RunStorage(folder)
         self._slots = slots
@@ -196,16 +198,25 @@ class _Connections:
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Engine:
         return self._process.engine
 
+    def engines(self, run: TrainingRun) -> EngineCount:
+        return EngineCount()
+
     def hand_over(self, run: TrainingRun) -> None:
         raise AssertionError("no other service takes runs over")
 
     def chat(self, project: str, notify: Notify) -> _NoChat:
         return _NoChat()
 
-    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
+    async def open_trainer(self, setup: TrainerSetup, notify: Notify) -> Trainer:
         if setup.compute.parallel.kind != "none":
             return await RankGroupTrainer.open(setup, GroupOptions())
         return await InProcessTrainer.open(setup, thread=self._process.thread, device="cpu")
+
+    async def placed(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, trains: bool) -> RunSettings:
+        return settings
+
+    def leave(self, run: TrainingRun) -> None:
+        pass
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
         file, _, function = target.partition(":")

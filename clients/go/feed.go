@@ -39,12 +39,18 @@ func watch(ctx context.Context, store *connection, o options) error {
 	return whileUnavailable(ctx, func(ctx context.Context) error {
 		request := &storev1.WatchRolloutsRequest{Project: o.project, TrainingRun: o.trainingRun, Cursor: cursor}
 		stream, err := store.rollouts.WatchRollouts(ctx, request)
+		members := []*storev1.Rollout{}
 		for err == nil {
 			var message *storev1.WatchRolloutsResponse
 			message, err = stream.Recv()
-			for _, group := range message.GetGroups() {
-				emit(described(group))
-				cursor = group.Cursor
+			for _, part := range message.GetGroups() {
+				members = append(members, part.Rollouts...)
+				if part.Cursor == "" {
+					continue // more of a large group follows
+				}
+				emit(described(part, members))
+				members = nil
+				cursor = part.Cursor
 				if handled++; handled == o.count {
 					return nil
 				}
@@ -54,9 +60,9 @@ func watch(ctx context.Context, store *connection, o options) error {
 	})
 }
 
-func described(group *storev1.FinishedGroup) object {
+func described(group *storev1.FinishedGroup, members []*storev1.Rollout) object {
 	rollouts := []object{}
-	for _, rollout := range group.Rollouts {
+	for _, rollout := range members {
 		attempts := []object{}
 		for _, attempt := range rollout.Attempts {
 			rewards := []float64{}

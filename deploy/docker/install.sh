@@ -66,7 +66,7 @@ else
       ;;
     algorithm)
       libraries="$libraries ./libs/gradient_exchange[server]"
-      distribution=./services/algorithm
+      distribution="./services/algorithm[kubernetes]"
       ;;
     *) distribution="./services/$service" ;;
   esac

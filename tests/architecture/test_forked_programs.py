@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -70,8 +71,12 @@ def test_it_ends_and_writes_as_it_does_when_it_is_started_as_usual(
 def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
     given, other = os.pipe()
     variables = {name: value for name, value in os.environ.items() if name.startswith(forked.OF_THE_INTERPRETER)}
+    # It waits for a database that accepts connections and says nothing.
+    database = socket.create_server(("127.0.0.1", 0))
+    database.settimeout(LIMIT_S)
+    address = f"127.0.0.1:{database.getsockname()[1]}"
     settings = {
-        "FULMEN_STORE_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "FULMEN_STORE_PORT": "0",
+        "FULMEN_STORE_DATABASE_URL": f"postgresql://nobody@{address}/nothing", "FULMEN_STORE_PORT": "0",
         "FULMEN_STORE_HTTP_PORT": "0", "FULMEN_STORE_METRICS_PORT": "0", "FULMEN_STORE_SIGNING_KEY": "k" * 40,
     }  # fmt: skip
     process = subprocess.Popen(
@@ -80,8 +85,7 @@ def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -
     )  # fmt: skip
     try:
         assert process.is_forked  # type: ignore[attr-defined]
-        assert process.stderr is not None
-        process.stderr.readline()  # it runs
+        database.accept()[0].close()  # it runs
         home = Path(f"/proc/{process.pid}")
         assert (os.getsid(process.pid), (home / "cwd").readlink()) == (process.pid, tmp_path)
         pipe = Path(f"/proc/self/fd/{given}").readlink()
@@ -90,6 +94,7 @@ def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -
     finally:
         process.kill()
         process.communicate(timeout=LIMIT_S)
+        database.close()
         os.close(given)
         os.close(other)
     assert process.returncode == -9

@@ -16,7 +16,6 @@ import pytest
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import attempt_pb2, failure_pb2, reward_pb2, rollout_pb2
 from fulmen_service_kit.security.tokens import Role
-from tests.support.postgres import shared_server
 from tests.support.processes import none_holds
 from tests.support.runner.fleet import Fleet, Watched, create_work, publish_kinds, stored_spans
 from tests.support.runner.harness import SIGNING_KEY, token
@@ -37,15 +36,10 @@ LEASE_TTL_S = 3.0
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[RealStore]:
+async def store(database_url: str) -> AsyncIterator[RealStore]:
     """Yields a store with short leases."""
-    server = shared_server()
-    database_url = server.fresh_database()
-    real = RealStore(database_url, lease_ttl_s=LEASE_TTL_S)
-    await real.start()
-    yield real
-    await real.close()
-    server.drop(database_url)
+    async with RealStore(database_url, lease_ttl_s=LEASE_TTL_S) as real:
+        yield real
 
 
 @pytest.fixture

@@ -154,6 +154,20 @@ async def test_the_feed_goes_on_behind_the_cursor(client: Client, runner: Client
     assert sorted(group["group_id"] for group in [first, *rest]) == sorted(names)
 
 
+async def test_a_group_larger_than_a_message_is_read_by_a_client_without_options(
+    client: Client, runner: Client, stubs: Stubs
+) -> None:
+    task = TASK.ljust(256 * 1024)
+    names = await create(stubs, 20, input=task, group_id="large", group_size=20)
+    await runner.lines("run", "--count", 20, "--slots", 4)
+    (after,) = await create(stubs, input=TASK)
+    await runner.lines("run")
+    large, following = await client.lines("watch", "--count", 2)
+    assert (large["group_id"], following["group_id"]) == ("large", after)
+    assert [line["rollout"] for line in large["rollouts"]] == sorted(names)
+    assert {line["attempts"][0]["output"] for line in large["rollouts"]} == {'{"answer":"42"}'}
+
+
 async def test_a_runner_takes_no_more_than_it_has_credits_for(runner: Client, stubs: Stubs) -> None:
     names = await create(stubs, 5, input=TASK)
     lines = await runner.lines("run", "--count", 4, "--slots", 2, "--work-s", 0.2)

@@ -16,6 +16,8 @@ import pytest
 from tests.support.deploy.helm_chart import CHART, NAMESPACE, VALUES, Manifests, component_of, helm, problems, render
 
 HOOK = "helm.sh/hook"
+WIDE = frozenset({"ClusterRole", "ClusterRoleBinding"})
+"""Kinds of no namespace."""
 SECRET_KEYS = frozenset(
     {
         "signing-key",
@@ -65,7 +67,9 @@ def test_names_occur_once_and_fit(case: str) -> None:
             (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in release.documents
         ]
         assert len(set(named)) == len(named)
-        assert {each["metadata"]["namespace"] for each in release.documents} <= {NAMESPACE, "fulmen-agents"}
+        places = {each["metadata"].get("namespace", "") for each in release.documents if each["kind"] not in WIDE}
+        assert places <= {NAMESPACE, "fulmen-agents", "fulmen-ranks"}
+        assert not [each for each in release.documents if each["kind"] in WIDE and "namespace" in each["metadata"]]
         # Pods of a StatefulSet get `-N`, those of an indexed Job `-N` and five letters; labels hold 63.
         assert max(len(name) for kind, _, name in named if kind in {"StatefulSet", "Job", "Service"}) <= 63 - 7
 
@@ -173,6 +177,8 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
     assert used <= {("fulmen", key) for key in SECRET_KEYS} | {
         ("fulmen-database", "url"),
         ("fulmen-database", "root.pem"),
+        ("fulmen-database", "standby"),
+        ("solver-engines", "token"),
     }
     assert ("fulmen-database", "url") in used
     keda = VALUES[case].get("runner", {}).get("scaling", {}).get("kind") == "keda"
@@ -205,9 +211,14 @@ def test_a_pod_sees_only_the_secrets_that_it_needs() -> None:
         "runner": {"runner-token"},
         "test": set(),
     }
+    [engine] = [spec for owner, _, spec in render(VALUES["engines"]).pods() if component_of(owner) == "engine"]
+    secrets = {volume["secret"]["secretName"] for volume in engine["volumes"] if "secret" in volume}
+    assert secrets == {"fulmen", "fulmen-engine-tls", "solver-engines"}
+    items = {item["key"] for volume in engine["volumes"] for item in volume.get("secret", {}).get("items", [])}
+    assert items == {"engine-token", "token"}
 
 
-def test_no_container_is_root_or_may_become_it(case: str, release: Manifests) -> None:
+def test_no_container_is_root_or_may_become_it(release: Manifests) -> None:
     for owner, _, spec in release.pods():
         pod = spec["securityContext"]
         assert (pod["runAsNonRoot"], pod["runAsUser"], pod["seccompProfile"]) == (
@@ -215,8 +226,9 @@ def test_no_container_is_root_or_may_become_it(case: str, release: Manifests) ->
             10001,
             {"type": "RuntimeDefault"},
         )
-        jobs = VALUES[case].get("runner", {}).get("jobs", {}).get("enabled", False)
-        assert spec["automountServiceAccountToken"] is (jobs and component_of(owner) == "runner")
+        # Only who makes Jobs reaches the cluster's API.
+        makers = {component_of(role) for role in release.of("Role")}
+        assert spec["automountServiceAccountToken"] is (component_of(owner) in makers)
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         # Otherwise FULMEN_STORE_PORT and the like of the cluster would be read as settings.
         assert spec["enableServiceLinks"] is False
@@ -280,6 +292,10 @@ def test_an_install_is_put_together_by_helm_and_says_what_is_next(case: str) -> 
 
 def test_gpus_are_asked_for_where_they_are() -> None:
     release = render(VALUES["gpu-nodes"])
+    engines = render(VALUES["engines"])
+    [(engine, serving)] = [(s, c) for owner, s, c in engines.containers() if component_of(owner) == "engine"]
+    assert serving["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert engine["nodeSelector"] == {"example.com/gpu": "h200"}
     for component in ("algorithm", "torchrun"):
         [(spec, container)] = [(s, c) for owner, s, c in release.containers() if component_of(owner) == component]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
@@ -300,7 +316,7 @@ def test_gpus_are_asked_for_where_they_are() -> None:
 
 def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None:
     release = render(VALUES["everything"])
-    role, binding = release.one("Role"), release.one("RoleBinding")
+    role, binding = release.one("Role", "runner"), release.one("RoleBinding", "runner")
     assert {each["metadata"]["namespace"] for each in (role, binding)} == {"fulmen-agents"} != {NAMESPACE}
     account = release.one("ServiceAccount", "runner")["metadata"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": NAMESPACE}]
@@ -310,6 +326,35 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
     assert verbs["secrets"] == ["create"]
     assert verbs.keys() == {"jobs", "secrets", "pods", "pods/log"}
     assert render({}).of("Role") == []
+
+
+def test_the_algorithm_service_makes_jobs_in_a_namespace_without_the_releases_secrets() -> None:
+    release = render(VALUES["everything"])
+    role, binding = release.one("Role", "algorithm"), release.one("RoleBinding", "algorithm")
+    wide, widely = release.one("ClusterRole"), release.one("ClusterRoleBinding")
+    assert {each["metadata"]["namespace"] for each in (role, binding)} == {"fulmen-ranks"} != {NAMESPACE}
+    account = release.one("ServiceAccount", "algorithm")["metadata"]["name"]
+    for each, of in ((binding, role), (widely, wide)):
+        assert each["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}]
+        assert each["roleRef"] == {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": of["kind"], "name": of["metadata"]["name"],
+        }  # fmt: skip
+    # It can neither read, list nor change a Secret, nor run anything in pods, nor do anything to nodes.
+    verbs = {resource: rule["verbs"] for rule in role["rules"] for resource in rule["resources"]}
+    assert verbs.keys() == {"jobs", "secrets", "pods", "pods/log"}
+    assert verbs["secrets"] == ["create"]
+    assert wide["rules"] == [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list"]}]
+    # Another release has other names where there are no namespaces.
+    assert wide["metadata"]["name"].startswith(f"{NAMESPACE}-")
+
+
+def test_a_ray_cluster_needs_the_port_and_no_role() -> None:
+    release = render({"algorithm": {"ranks": {"enabled": True, "namespace": ""}}})
+    assert [each for kind in ("Role", "ClusterRole") for each in release.of(kind)] == []
+    [container] = [c for owner, _, c in release.containers() if component_of(owner) == "algorithm"]
+    assert {"name": "ranks", "containerPort": 7303} in container["ports"]
+    without = render({"algorithm": {"ranks": {"enabled": True, "readNodes": False}}})
+    assert (len(without.of("Role")), without.of("ClusterRole")) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -326,6 +371,9 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
         ({"runner": {"scaling": {"kind": "magic"}}}, "/runner/scaling/kind"),
         ({"runner": {"jobs": {"enabled": True, "namespace": NAMESPACE}}}, "runner.jobs.namespace"),
         ({"algorithm": {"gpu": {"count": -1}}}, "/algorithm/gpu/count"),
+        ({"algorithm": {"ranks": {"enabled": True, "namespace": NAMESPACE}}}, "algorithm.ranks.namespace"),
+        ({"algorithm": {"ranks": {"enabled": "yes"}}}, "/algorithm/ranks/enabled"),
+        ({"algorithm": {"settings": {"CLUSTER_PORT": 9}}}, "CLUSTER_PORT"),
         ({"algorithm": {"storage": {"size": "lots"}}}, "/algorithm/storage/size"),
         ({"secrets": {"signingKey": "a secret"}}, "signingKey"),
         ({"database": {"url": "postgresql://"}}, "url"),
@@ -337,6 +385,15 @@ def test_runners_make_jobs_in_a_namespace_without_the_releases_secrets() -> None
         ({"runner": {"scaling": {"minReplicas": 30}}}, "runner.scaling.maxReplicas"),
         ({"store": {"autoscaling": {"minReplicas": 9}}}, "store.autoscaling.maxReplicas"),
         ({"algorithm": {"maxEngines": 1}}, "algorithm.maxEngines"),
+        ({"engines": {"enabled": True}}, "engines.tokenSecret"),
+        ({"engines": {"enabled": True, "tokenSecret": "x"}, "algorithm": {"enabled": False}}, "algorithm.enabled"),
+        ({"engines": {"replicas": 64}}, "/engines/replicas"),
+        ({"engines": {"enabled": True, "tokenSecret": "x", "scaling": {"kind": "keda"}}}, "engines.scaling.keda"),
+        (
+            {"engines": {"enabled": True, "tokenSecret": "x", "scaling": {"minReplicas": 9}}},
+            "engines.scaling.maxReplicas",
+        ),
+        ({"engines": {"scaling": {"keda": {"policy": 'x"}) or vector(9'}}}}, "/engines/scaling/keda/policy"),
         ({"collector": {"endpoint": "collector:4317"}}, "/collector/endpoint"),
         ({"collector": {"endpoint": "http://collector"}}, "/collector/endpoint"),
     ],

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
+from fulmen_algorithm.cluster.settings import ClusterName, ClusterSettings, KubernetesSettings
 from tests.support.deploy.helm_chart import CHART, ROOT, helm, problems, render
 from tests.support.docs.blocks import code_blocks
 
@@ -33,9 +35,23 @@ def test_there_are_examples() -> None:
         ["networkPolicy"],
         ["algorithm"],
         ["algorithm"],
+        ["engines"],
+        ["algorithm"],
         ["torchrun"],
         ["tls"],
     ]
+
+
+def test_the_clusters_of_an_example_are_what_the_service_takes() -> None:
+    written = [each["algorithm"]["settings"] for each in examples() if "settings" in each.get("algorithm", {})]
+    [clusters] = [json.loads(settings["CLUSTERS"]) for settings in written if "CLUSTERS" in settings]
+    [cluster] = TypeAdapter(dict[ClusterName, ClusterSettings]).validate_python(clusters).values()
+    assert isinstance(cluster, KubernetesSettings)
+    [values] = [each["algorithm"] for each in examples() if "CLUSTERS" in each.get("algorithm", {}).get("settings", {})]
+    # Ranks see the folder of runs where the service has it.
+    mounts = {mount["mountPath"] for mount in values["extraVolumeMounts"]}
+    assert {str(volume.path) for volume in cluster.volumes} == mounts
+    assert cluster.namespace == values["ranks"]["namespace"]
 
 
 def test_values_that_are_named_exist() -> None:

@@ -26,10 +26,14 @@ PORTS = [
     7201,
     7301,
     7302,
+    7303,
     7309,
     *range(7310, 7314),
     7401,
     7402,
+    7501,
+    7502,
+    7510,
 ]
 
 # Who calls whom at which port, as ARCHITECTURE.md says.
@@ -49,6 +53,13 @@ FLOWS = {
     ("test", "store", 7101),
     ("test", "llm-proxy", 7201),
     ("test", "algorithm", 7301),
+}
+
+ENGINE_FLOWS = {
+    ("engine", "store", 7101),
+    ("engine", "algorithm", 7301),
+    ("engine", "engine", 7501),
+    ("llm-proxy", "engine", 7510),
 }
 
 
@@ -103,11 +114,12 @@ def flows_of(release: Manifests) -> set[tuple[str, str, int]]:
 
 def test_pods_reach_one_another_as_the_architecture_says_and_not_otherwise() -> None:
     assert flows_of(render(VALUES["default"])) == FLOWS
+    assert flows_of(render(VALUES["engines"])) == FLOWS | ENGINE_FLOWS
 
 
 def test_agents_spans_have_a_port_of_their_own_where_certificates_are_asked_for() -> None:
     torchrun = {("torchrun", "torchrun", port) for port in PORTS}
-    assert flows_of(render(VALUES["everything"])) == FLOWS | {("runner", "store", 7104)} | torchrun
+    assert flows_of(render(VALUES["everything"])) == FLOWS | ENGINE_FLOWS | {("runner", "store", 7104)} | torchrun
 
 
 def test_ranks_of_torchrun_reach_one_another_and_nobody_else() -> None:
@@ -146,9 +158,9 @@ def test_who_else_gets_in_is_said_in_the_values() -> None:
     keda = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "keda"}}}
     assert strangers(release) == {}
     assert strangers(render(VALUES["keda"])) == {"store": [(str(keda), [7101])]}
-    tools, prometheus, agents = (
+    tools, prometheus, agents, ranks, ray = (
         str({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}})
-        for name in ("tools", "monitoring", "fulmen-agents")
+        for name in ("tools", "monitoring", "fulmen-agents", "fulmen-ranks", "ray")
     )
     assert strangers(render(VALUES["everything"])) == {
         "store": [
@@ -157,7 +169,8 @@ def test_who_else_gets_in_is_said_in_the_values() -> None:
         ],
         "llm-proxy": [(agents, [7200]), (tools, [7200]), (tools, [7201]), (prometheus, [7202])],
         "runner": [(tools, [7401]), (prometheus, [7402])],
-        "algorithm": [(tools, [7301]), (prometheus, [7302])],
+        "algorithm": [(tools, [7301]), (prometheus, [7302]), (ranks, [7303]), (ray, [7303])],
+        "engine": [(prometheus, [7502])],
     }  # fmt: skip
 
 
@@ -181,7 +194,10 @@ def test_a_database_elsewhere_and_further_ways_out() -> None:
         assert database in spec["egress"]
     [runner] = [spec for spec in policies_of(release, pods_of(release)["runner"]) if "egress" in spec]
     # The API server, for Jobs: no selector finds it.
-    assert runner["egress"][-2:] == [{"ports": [{"port": 443}, {"port": 6443}]}, {"ports": [{"port": 443}]}]
+    api_server = {"ports": [{"port": 443}, {"port": 6443}]}
+    assert runner["egress"][-2:] == [api_server, {"ports": [{"port": 443}]}]
+    [algorithm] = [spec for spec in policies_of(release, pods_of(release)["algorithm"]) if "egress" in spec]
+    assert api_server in algorithm["egress"]
 
 
 def test_every_service_tells_the_collector_and_may_reach_it() -> None:
@@ -200,7 +216,7 @@ def test_every_service_tells_the_collector_and_may_reach_it() -> None:
         for variable in container.get("env", [])
         if variable["name"].endswith("_OTLP_ENDPOINT")
     }
-    services = {"store", "llm-proxy", "runner", "algorithm"}
+    services = {"store", "llm-proxy", "runner", "algorithm", "engine"}
     assert telling == dict.fromkeys(services, "https://otel-collector.monitoring:4317")
     assert reaching == services
     at_any_address = render({"collector": {"endpoint": "http://10.0.0.7:14317"}})

@@ -12,6 +12,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from fulmen_algorithm.cluster.settings import KubernetesSettings
+from fulmen_algorithm.settings import AlgorithmServiceSettings
+from fulmen_algorithm.transport.join_streams import LEAVE_LIMIT_S
+from fulmen_algorithm.weight_agent.settings import WeightAgentSettings
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_runner.settings import RunnerSettings
 from fulmen_service_kit.settings import ServiceSettings, is_loopback
@@ -21,7 +25,7 @@ from tools.helm_settings import CHART, CLASSES, with_names
 
 SERVICES: dict[str, type[ServiceSettings]] = {str(each.model_config["env_prefix"]): each for each in CLASSES.values()}
 COMPONENTS = {"store": "FULMEN_STORE_", "llm-proxy": "FULMEN_LLM_PROXY_", "runner": "FULMEN_RUNNER_",
-              "algorithm": "FULMEN_ALGORITHM_"}  # fmt: skip
+              "algorithm": "FULMEN_ALGORITHM_", "engine": "FULMEN_WEIGHT_AGENT_"}  # fmt: skip
 FILES = {
     "/etc/fulmen/database/url": "postgresql://fulmen:pass@database.example.com:5432/fulmen",
     "/etc/fulmen/secrets/signing-key": "k" * 64,
@@ -73,7 +77,7 @@ def test_services_know_every_variable(
 ) -> None:
     release = render(VALUES[case])
     if component not in {component_of(owner) for owner, _, _ in release.pods()}:
-        assert case == "small"
+        assert case == "small" or (component == "engine" and case not in {"engines", "everything"})
         return
     prefix = COMPONENTS.get(component, "FULMEN_STORE_")
     variables = variables_of(release, component)
@@ -116,9 +120,29 @@ def test_values_arrive_as_they_were_written(monkeypatch: pytest.MonkeyPatch, tmp
     assert isinstance(runner, RunnerSettings)
     assert (runner.slots, runner.label_map(), runner.job_namespace) == ("auto", {"gpu": "none"}, "fulmen-agents")
     assert runner.address(7401) == "10.1.2.3:7401"
+    algorithm = accepted(variables_of(release, "algorithm"), "FULMEN_ALGORITHM_", monkeypatch, tmp_path)
+    assert isinstance(algorithm, AlgorithmServiceSettings)
+    assert isinstance(algorithm.clusters["gpus"], KubernetesSettings)
+    assert (algorithm.cluster_host, algorithm.cluster_port) == ("0.0.0.0", 7303)
+    # Ranks know the service by a name of its certificate.
+    [certificate] = [each for each in release.of("Certificate") if component_of(each) == "algorithm"]
+    names = {"algorithm": certificate["spec"]["dnsNames"]}
+    assert is_certified(algorithm.cluster_advertise_host, names)
+    assert is_certified(algorithm.tls_own_name, names)
     stores = variables_of(render({"migration": {"enabled": False}}), "store")
     assert stores["FULMEN_STORE_AUTO_MIGRATE"] == "true"
     assert variables_of(render({"algorithm": {"gpu": {"count": 1}}}), "algorithm")["FULMEN_ALGORITHM_DEVICE"] == "cuda"
+
+
+def test_an_engine_joins_under_the_address_and_with_the_grace_of_its_pod(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    release = render(VALUES["engines"])
+    agent = accepted(variables_of(release, "engine"), "FULMEN_WEIGHT_AGENT_", monkeypatch, tmp_path)
+    assert isinstance(agent, WeightAgentSettings)
+    assert (agent.engine_advertise_host, agent.engine_port, agent.device) == ("10.1.2.3", 7510, "cuda")
+    # The service waits for so long until the engine has no calls.
+    assert agent.drain_grace_s > LEAVE_LIMIT_S
 
 
 @pytest.mark.parametrize("case", VALUES)

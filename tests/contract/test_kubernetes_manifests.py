@@ -10,10 +10,10 @@ import yaml
 
 from fulmen_runner.agents.kubernetes.manifest import JobOrder, job_of, secret_of
 from fulmen_runner.agents.kubernetes.template import read_template
-from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.templates import Placeholders
-from tests.support.runner.kubernetes_api import schema_problems
+from fulmen_service_kit.ownership import Owner
+from tests.support.kubernetes.schema import schema_problems
 
 MOST = Limits(memory_bytes=4 << 30, cpu_count=2)
 KEY = "the attempt's key"

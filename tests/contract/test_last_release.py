@@ -22,7 +22,6 @@ from fulmen.runner.v1 import agent_spec_pb2, runner_service_pb2
 from fulmen.store.v1 import lease_service_pb2
 from fulmen.type.v1 import model_call_pb2
 from tests.support.last_release import OldClient, descriptors, old_token
-from tests.support.postgres import shared_server
 from tests.support.store.running import LIMIT_S, SIGNING_KEY, StoreHandle, running_store
 
 # Importing a file puts it into the default pool.
@@ -39,13 +38,10 @@ Released = Descriptor | EnumDescriptor | MethodDescriptor
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[StoreHandle]:
+async def store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a running store."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    async with running_store(dsn) as handle:
+    async with running_store(database_url) as handle:
         yield handle
-    server.drop(dsn)
 
 
 @pytest.fixture

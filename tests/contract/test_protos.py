@@ -1,4 +1,4 @@
-"""The contracts keep their own rules, and the committed stubs are what they generate."""
+"""A change that breaks the contracts is seen, and the committed stubs import on older libraries."""
 
 from __future__ import annotations
 
@@ -49,18 +49,6 @@ def buf(repository_root: Path) -> str:
     return str(program)
 
 
-def test_the_protos_pass_buf_lint(buf: str, repository_root: Path) -> None:
-    linted = run(repository_root, buf, "lint", "protos")
-
-    assert linted.returncode == 0, linted.stdout + linted.stderr
-
-
-def test_the_protos_are_formatted(buf: str, repository_root: Path) -> None:
-    formatted = run(repository_root, buf, "format", "--diff", "--exit-code", "protos")
-
-    assert formatted.returncode == 0, formatted.stdout
-
-
 def test_a_changed_field_number_is_seen_as_breaking(buf: str, repository_root: Path, tmp_path: Path) -> None:
     changed = tmp_path / "protos"
     shutil.copytree(repository_root / "protos", changed)
@@ -72,12 +60,6 @@ def test_a_changed_field_number_is_seen_as_breaking(buf: str, repository_root: P
 
     assert compared.returncode != 0
     assert 'field "3" with name "training_run"' in compared.stdout
-
-
-def test_the_stubs_are_what_the_protos_generate(repository_root: Path) -> None:
-    checked = run(repository_root, "bash", "tools/generate_stubs.sh", "--check")
-
-    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize(("protobuf", "grpcio"), OLD_TOOLCHAINS)

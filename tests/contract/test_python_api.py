@@ -12,7 +12,13 @@ LIMIT_S = 110
 
 
 @pytest.mark.parametrize(
-    "tool", ["tools/sync_client.py", "tools/algorithm_classes.py", "tools/train_toml_reference.py"]
+    "tool",
+    [
+        "tools/sync_client.py",
+        "tools/algorithm_classes.py",
+        "tools/train_toml_reference.py",
+        "tools/proxy_toml_reference.py",
+    ],
 )
 def test_generated_files_are_what_their_tool_makes(repository_root: Path, tool: str) -> None:
     checked = subprocess.run(

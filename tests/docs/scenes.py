@@ -94,18 +94,34 @@ SCENES = (
         ),
     ),
     Scene(
-        name="projects and tokens",
-        blocks=of_cli(
-            "fulmen project create team-a",
-            "fulmen project create team-b --weight 300 --max-running 64 --retention-days 30 --rule hedging=on",
-            "fulmen project get team-a",
-            "fulmen project update team-a --max-queued 100000",
-            "fulmen project update team-a --rule affinity=off --rule ageing_interval=30",
-            "fulmen project update team-a --limit tokens_per_minute=2000000 --limit attempt_token_budget=50000",
-            "fulmen project list",
-            "fulmen token issue --role client --project team-a --subject ann",
-            "fulmen token list --project team-a",
-            "fulmen secret list --project team-a --output json",
+        name="projects, tokens and budgets",
+        files={
+            "model_prices_and_context_window.json": '{"gpt-4o": {"input_cost_per_token": 2.5e-06, '
+            '"output_cost_per_token": 1e-05, "litellm_provider": "openai"}, "claude": {"input_cost_per_token": 3e-06, '
+            '"output_cost_per_token": 1.5e-05, "litellm_provider": "anthropic"}}'
+        },
+        blocks=(
+            *of_cli(
+                "fulmen project create team-a",
+                "fulmen project create team-b --weight 300 --max-running 64 --retention-days 30 --rule hedging=on",
+                "fulmen project get team-a",
+                "fulmen project update team-a --max-queued 100000",
+                "fulmen project update team-a --rule affinity=off --rule ageing_interval=30",
+                "fulmen project update team-a --limit tokens_per_minute=2000000 --limit attempt_token_budget=50000",
+                "fulmen project update team-a --budget project=500/month --budget run/demo=20",
+                "fulmen project list",
+                "fulmen token issue --role client --project team-a --subject ann",
+                "fulmen token list --project team-a",
+                "fulmen secret list --project team-a --output json",
+            ),
+            (
+                "docs/limits-and-cost.md",
+                "fulmen project update team-a --budget project=500/month --budget key/Zk3vT0aJ5h0m1rQ8dX2c9A=10/day",
+            ),
+            (
+                "docs/limits-and-cost.md",
+                "fulmen proxy import-prices model_prices_and_context_window.json --provider openai --provider anthropic --to prices.json",
+            ),
         ),
     ),
     Scene(
@@ -138,6 +154,18 @@ SCENES = (
             "fulmen proxy backend drain vllm-0",
             "fulmen proxy backend resume vllm-0",
             "fulmen proxy backend delete vllm-0",
+        ),
+    ),
+    Scene(
+        name="backends and routes of a file",
+        files={
+            "proxy.toml": '[[backend]]\nname = "a"\nbase_url = "http://127.0.0.1:9/v1"\n'
+            '[[route]]\nmodel = "m"\ntargets = [{ backend = "a" }]\n'
+        },
+        blocks=(
+            ("docs/proxy-toml.md", "fulmen proxy apply proxy.toml --check"),
+            *of_cli("fulmen proxy apply proxy.toml", "fulmen proxy apply proxy.toml --check"),
+            ("docs/proxy-toml.md", "fulmen proxy apply proxy.toml --delete"),
         ),
     ),
     Scene(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -61,7 +60,7 @@ async def test_a_run_is_trained_through_codecs_by_four_ranks_and_by_two_over_grp
     (folder / "train.toml").write_text(CONFIG.format(steps=STEPS, target=target))
     done = await world.fulmen("train", folder / "train.toml", "--output", "json")
     assert done.status == 0, done.stdout + done.stderr
-    among, over = [run["name"] for run in json.loads(done.stdout)["training_runs"]]
+    among, over = [run["name"] for run in done.last_document["training_runs"]]
     for run, at_least in ((among, 4.0), (over, 2.0)):
         steps = [dict(event.step.values) for event in await events_of(world, run) if event.step.step]
         assert len(steps) == STEPS

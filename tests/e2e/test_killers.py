@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -36,22 +34,14 @@ async def solve(task):
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yields a folder whose path leaves room for the name of a Unix socket."""
-    path = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-async def stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StackFolder]:
+async def stack(short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[StackFolder]:
     """Yields what `fulmen up` started."""
     monkeypatch.setenv("FULMEN_STORE_LEASE_TTL_S", "3")
-    there = ("--state-dir", own_ports(folder / "s").path)
+    there = ("--state-dir", own_ports(short_tmp_path / "s").path)
     done = await fulmen("up", "--slots", "8", *there)
     try:
         assert done.status == 0, done.stdout + done.stderr
-        yield StackFolder(folder / "s")
+        yield StackFolder(short_tmp_path / "s")
     finally:
         await fulmen("down", *there)
 
@@ -99,10 +89,10 @@ async def kill_runners(stack: StackFolder, client: Services, names: list[str]) -
 
 
 async def test_four_rollouts_that_kill_their_runner_stop_neither_the_stack_nor_another_tenant(
-    stack: StackFolder, folder: Path
+    stack: StackFolder, short_tmp_path: Path
 ) -> None:
     async with asyncio.timeout(LIMIT_S), tenant(stack, "bad") as bad, tenant(stack, "good") as good:
-        killer, patient = await published(bad, folder), await published(good, folder)
+        killer, patient = await published(bad, short_tmp_path), await published(good, short_tmp_path)
         killers = await create_rollouts(bad, killer, [b'{"seconds": 3600}'] * 4)
         others = await create_rollouts(good, patient, [b'{"seconds": 1}'] * 6)
         async with asyncio.TaskGroup() as group:

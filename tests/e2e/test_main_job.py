@@ -74,7 +74,7 @@ async def test_a_multi_turn_agent_trains_and_its_calls_merge(world, repository_r
     )
 
     assert done.status == 0, done.stdout + done.stderr
-    summary = json.loads(done.stdout)
+    summary = json.loads(done.stdout.splitlines()[-1])
     run = summary["training_runs"][-1]["name"]
     books = await collect_books(world.client, run, world.state_dir)
     modes = {rollout.name: rollout.mode for rollout in books.rollouts}

@@ -174,7 +174,8 @@ async def test_an_app_trains_on_its_own_traffic_and_moves_to_the_trained_policy(
     (tmp_path / "tiny_model.py").write_bytes(BUILDER)
     (tmp_path / "make_model.py").write_bytes((repository_root / "examples/arithmetic/make_model.py").read_bytes())
     (tmp_path / "train.toml").write_text(TRAINED)
-    runs = json.loads(await command("train", tmp_path / "train.toml", "-o", "json"))["training_runs"]
+    lines = (await command("train", tmp_path / "train.toml", "-o", "json")).splitlines()
+    runs = json.loads(lines[-1])["training_runs"]
     assert [run["algorithm"] for run in runs] == ["sft", "grpo"]
 
     # 5. The policy takes a tenth of the calls, then all, and gives them back.

@@ -241,7 +241,7 @@ async def test_reinforcement_learning_uses_the_prompt_that_a_search_found(world,
 
 def _runs_of(done: Done) -> list[dict]:
     assert done.status == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)["training_runs"]
+    return done.last_document["training_runs"]
 
 
 async def _resource(world: World, name: str):

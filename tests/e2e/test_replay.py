@@ -128,7 +128,7 @@ async def _scores(world: World) -> Scores:
 
 def _run_of(done: Done) -> dict:
     assert done.status == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)["training_runs"][-1]
+    return done.last_document["training_runs"][-1]
 
 
 async def _preference(world: World, scores: Scores, model_path: str) -> float:

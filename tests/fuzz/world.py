@@ -27,7 +27,7 @@ from fulmen.llm_proxy.v1 import (
 )
 from fulmen.rpc.channel import open_channel
 from fulmen.runner.v1 import runner_service_pb2
-from fulmen.store.v1 import resource_pb2, resource_service_pb2
+from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2
 from fulmen_cli.local.credentials import issue_token
 from fulmen_cli.local.stack import LocalStack, StackSettings
 from fulmen_llm_proxy.apis.api import ApiName
@@ -43,6 +43,8 @@ DESCRIBED = (gradient_exchange_service_pb2, training_run_service_pb2, runner_ser
 
 SECRET = "only-b-knows"
 ATTEMPTS = 8
+ATTEMPT_LIMIT_S = 86_400
+"""The longest that there is: a key ends with its attempt, and whoever it refuses tries nothing."""
 _ALWAYS = ("store", "llm_proxy")
 SERVICES = ("store", "llm_proxy", "algorithm", "runner-1")
 ROLES = ("admin", "service", "runner", "client", "reader")
@@ -60,7 +62,7 @@ _ENGINES = {
 _ENVIRONMENT = {
     f"FULMEN_{service}_AUTH_FAILURES_PER_MINUTE": "0" for service in ("STORE", "LLM_PROXY", "ALGORITHM", "RUNNER")
 } | {
-    "FULMEN_STORE_LEASE_TTL_S": "600",
+    "FULMEN_STORE_LEASE_TTL_S": "3600",
     "FULMEN_LLM_PROXY_RETRY_DEADLINE_S": "0",
     "FULMEN_LLM_PROXY_FIRST_BYTE_TIMEOUT_S": "2",
 }
@@ -188,10 +190,13 @@ async def furnish(world: LiveWorld, admin: Stubs) -> None:
     """Creates rollouts, resources and running attempts in projects a and b."""
     world.names += ["projects/default", "projects/*", "projects/default/rollouts/", "resources/x", "latest"]
     labels = {"only": "fuzz"}
+    policy = rollout_pb2.RolloutPolicy()
+    policy.attempt_timeout.FromSeconds(ATTEMPT_LIMIT_S)
     for project in ("projects/a", "projects/b"):
         await create_project(admin, project)
         secret = SECRET.encode() if project[-1] == "b" else b"a"
-        created = await create(admin, ATTEMPTS, project=project, input=secret, required_labels=labels)
+        asked = {"project": project, "input": secret, "required_labels": labels, "policy": policy}
+        created = await create(admin, ATTEMPTS, **asked)
         runner = await Runner(admin).open(labels=labels)
         assignments = await runner.take(ATTEMPTS)
         version = resource_pb2.ResourceVersion(name="resources/x", kind="bundle", project=project, content=secret)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from fulmen_algorithm.cluster.gpus.machine import NvidiaSmi
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
+from fulmen_algorithm.losses.objectives import LossKl, Objective
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
-from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, Precision
+from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, OneProcess, Precision, shown_gpus
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepSettings
@@ -83,9 +88,47 @@ async def test_a_group_of_one_gpu_trains_publishes_and_goes_on(
         await trainer.close()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="torch finds fewer than 3 GPUs")
+@pytest.mark.parametrize("kind", ["none", "ddp"])
+async def test_reference_and_critic_on_gpus_of_their_own_change_no_number(
+    kind: str, model_dir: Path, rows: list[Row]
+) -> None:
+    rewarded = [replace(row, rewards=tuple(float(trains) for trains in row.loss_mask)) for row in rows]
+    step, found = replace(STEP, objective=Objective(kl=LossKl(coefficient=0.1))), []
+    for beside in ({}, {"reference_gpus": [1], "critic_gpus": [2]}):
+        parallel = OneProcess(gpus=[0], **beside) if kind == "none" else Ddp(ranks=1, gpus=[0], **beside)
+        compute = ComputeSettings(parallel=parallel, precision=Precision.FP32)
+        setup = replace(setup_of(model_dir, compute), critic=CriticPlan())
+        thread = TorchThread(torch_threads=1)
+        if kind == "none":
+            trainer = await InProcessTrainer.open(setup, thread=thread, device="cuda")
+        else:
+            trainer = await RankGroupTrainer.open(setup, GroupOptions(device="cuda", gpus=shown_gpus(parallel)))
+        results = []
+        for seed in range(3):
+            results += await trainer.train(
+                rewarded, settings=step, batch=BatchSettings(minibatches=1), seed=seed, current_version=3
+            )
+        found.append([(each.loss, each.metrics["value_loss"]) for each in results])
+        found.append(await trainer.reference_logprobs(rewarded, settings=step))
+        await trainer.close()
+        thread.close()
+    assert found[2] == [pytest.approx(each, abs=1e-5) for each in found[0]]
+    assert found[3] == [pytest.approx(each, abs=1e-5) for each in found[1]]
+
+
 async def test_bf16_over_sharded_weights_trains(model_dir: Path, rows: list[Row]) -> None:
     trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS["fsdp2"]), GroupOptions(device="cuda"))
     try:
         assert await losses(trainer, rows) == pytest.approx(await on_cpu(model_dir, rows), abs=0.05)
     finally:
         await trainer.close()
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not installed")
+async def test_the_gpus_that_are_planned_with_are_those_that_torch_has() -> None:
+    found = await NvidiaSmi().gpus()
+    assert sorted(gpu.name for gpu in found.values()) == sorted(
+        torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+    )
+    assert all(gpu.memory_bytes > 0 for gpu in found.values())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest_asyncio
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Isolation, PythonEntry
 from tests.support.isolation import sandboxed
 from tests.support.runner.fixtures import World, proxy, publish_agent, start_runner, world
-from tests.support.runner.harness import RunnerProcess
+from tests.support.runner.harness import RunnerProcess, bundle_of
 from tests.support.runner.stores import Ended, RealStore
 
 pytestmark = pytest.mark.long(short=True)
@@ -134,7 +132,7 @@ async def test_a_python_agent_that_asks_for_less_than_the_operator_requires_gets
 @pytest.mark.parametrize("floor", ["sandbox", "trusted"])
 async def test_a_command_reaches_nothing_of_the_runner(world: World, secret: Path, floor: str) -> None:
     runner = await world.start(isolation=floor)
-    bundle = await world.store.publish("bundle.tests", packed(FILES))
+    bundle = await world.store.publish("bundle.tests", bundle_of(FILES))
     # An agent may ask for more than the operator requires.
     entry = CommandEntry(
         argv=["python", "agent.py"], isolation=Isolation.ISOLATION_SANDBOX if floor == "trusted" else 1
@@ -231,7 +229,7 @@ async def test_a_malformed_bundle_is_an_error_of_the_agent_and_not_retried(
     world: World, bundle: dict[str, str], isolation: str
 ) -> None:
     await world.start(isolation=isolation)
-    name = await world.store.publish("bundle.tests", packed(bundle))
+    name = await world.store.publish("bundle.tests", bundle_of(bundle))
     spec = AgentSpec(bundle=name, python=PythonEntry(target="agent.py:solve"))
     agent = await world.store.publish("agent.tests", spec.SerializeToString())
     [attempts] = await world.attempts(agent, [{}], max_attempts=3)
@@ -239,13 +237,3 @@ async def test_a_malformed_bundle_is_an_error_of_the_agent_and_not_retried(
         ("AGENT_ERROR", True)
     ]
     assert "/tmp" not in attempts[0].message  # No path of the runner.
-
-
-def packed(files: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()

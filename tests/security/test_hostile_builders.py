@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
-import tarfile
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +18,8 @@ from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
 from fulmen.rpc.channel import open_channel
+from fulmen_algorithm.clients import forked_child
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.model_builder import BuildLimits, ModelBuilder
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
@@ -26,7 +27,7 @@ from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.security.tokens import Role
 from tests.support.isolation import sandboxed
-from tests.support.runner.harness import token
+from tests.support.runner.harness import bundle_of, token
 from tests.support.runner.stores import RealStore
 from tests.support.service_kit.processes import ServiceProcess, serving_process
 
@@ -35,7 +36,11 @@ pytestmark = pytest.mark.long(short=True)
 LIMIT_S = 90
 MIB = 2**20
 SETTING = "FULMEN_ALGORITHM_ISOLATION"
-LEVELS = ["trusted", pytest.param("sandbox", marks=sandboxed)]
+FORKED = "forked"
+"""The level `trusted`, in a fork of a fork server."""
+
+forked = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has fork servers")
+LEVELS = ["trusted", pytest.param(FORKED, marks=forked), pytest.param("sandbox", marks=sandboxed)]
 
 SPY = """
 import glob, json, os, signal, sys
@@ -63,16 +68,6 @@ def build(output, seed):
 """
 
 
-def packed(files: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content.encode())
-            archive.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()
-
-
 def algorithm_service(store: RealStore, state: Path, **settings: str) -> AbstractAsyncContextManager[ServiceProcess]:
     """Runs the service with its token in the environment."""
     values = {
@@ -81,6 +76,8 @@ def algorithm_service(store: RealStore, state: Path, **settings: str) -> Abstrac
         "metrics_port": 0,
         "state_dir": state,
         "store_target": store.target,
+        # There is no proxy, and this one says so at once.
+        "llm_proxy_target": store.target,
     }
     return serving_process("fulmen_algorithm", values | settings)
 
@@ -90,7 +87,7 @@ async def built(store: RealStore, service: ServiceProcess, files: dict[str, str]
     demonstrations = b'{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}'
     draft = pb.TrainingRun(algorithm="sft", settings_json='{"steps": 1}', policy=pb.PolicySpec(name="p"))
     draft.policy.build = "spy.py:build"
-    draft.inputs["bundle"] = await store.publish("bundle.spy", packed(files))
+    draft.inputs["bundle"] = await store.publish("bundle.spy", bundle_of(files))
     draft.inputs["demonstrations"] = await store.publish("dataset.demonstrations", demonstrations)
     async with open_channel(f"127.0.0.1:{service.port}", token=token(Role.CLIENT)) as channel:
         runs = TrainingRunServiceStub(channel)
@@ -140,6 +137,12 @@ def files(tmp_path: Path) -> RunFiles:
     return RunFiles(folder)
 
 
+@pytest.fixture(autouse=True)
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is loaded before is another test's: torch takes five seconds.
+    monkeypatch.setattr(forked_child, "PRELOADED", "json")
+
+
 @pytest.fixture
 def builds() -> Iterator[Path]:
     """Yields a folder for the builders' files, which every user can enter."""
@@ -148,10 +151,13 @@ def builds() -> Iterator[Path]:
         yield Path(place)
 
 
-def builder(level: str, tmp_path: Path, *, folder: Path | None = None, **limits: float) -> ModelBuilder:
-    isolator = Isolator(Isolation(level), setting=SETTING, hidden=(tmp_path,))
+def builder(
+    level: str, tmp_path: Path, *, folder: Path | None = None, modules: ModuleStarter | None = None, **limits: float
+) -> ModelBuilder:
+    isolation = Isolation.TRUSTED if level == FORKED else Isolation(level)
+    isolator = Isolator(isolation, setting=SETTING, hidden=(tmp_path,))
     values = {"deadline_s": 60.0, "memory_bytes": 2048 * MIB, "disk_bytes": 64 * MIB, "torch_threads": 1} | limits
-    return ModelBuilder(isolator, BuildLimits(**values), folder=folder)  # type: ignore[arg-type]  # Of two kinds of numbers.
+    return ModelBuilder(isolator, BuildLimits(**values), folder=folder, modules=modules)  # type: ignore[arg-type]  # Of two kinds of numbers.
 
 
 async def outcome(level: str, files: RunFiles, tmp_path: Path, body: str, **limits: Any) -> str:
@@ -159,11 +165,27 @@ async def outcome(level: str, files: RunFiles, tmp_path: Path, body: str, **limi
     source = "import os, signal, subprocess, sys, time\ndef build(output, seed):\n" + "".join(
         f"    {line}\n" for line in body.splitlines()
     )
+    modules = ModuleStarter(warm=True)
     try:
-        await builder(level, tmp_path, **limits).build(packed({"b.py": source}), "b.py:build", files, seed=7)
+        built = builder(level, tmp_path, modules=modules if level == FORKED else None, **limits)
+        await built.build(bundle_of({"b.py": source}), "b.py:build", files, seed=7)
     except RunFailed as error:
         return str(error)
+    finally:
+        modules.close()
     return " ".join(sorted(path.relative_to(files.initial).as_posix() for path in files.initial.rglob("*")))
+
+
+@forked
+async def test_a_trusted_builder_is_forked_with_what_is_loaded(files: RunFiles, tmp_path: Path) -> None:
+    body = """
+supervisor = int(open("/proc/self/stat").read().rpartition(") ")[2].split()[1])
+server = int(open(f"/proc/{supervisor}/stat").read().rpartition(") ")[2].split()[1])
+assert b"fulmen_service_kit.fork_server" in open(f"/proc/{server}/cmdline", "rb").read()
+assert not any(name.startswith("FULMEN_") for name in os.environ)
+open(output + "/config.json", "w").write("x")
+"""
+    assert await outcome(FORKED, files, tmp_path, body) == "config.json"
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -207,7 +229,7 @@ async def test_what_is_no_data_or_too_much_fails_the_run_with_the_reason(
 ) -> None:
     memory = 1024 * MIB if "kept" in body else 8192 * MIB
     deadline_s = 3.0 if "sleep" in body else 60.0
-    if level == "trusted" and "kept" in body:
+    if level in ("trusted", FORKED) and "kept" in body:
         pytest.skip("trusted code has no limit of memory")
     told = await outcome(level, files, tmp_path, body, memory_bytes=memory, deadline_s=deadline_s)
     assert (says in told, files.initial.exists()) == (True, False), told
@@ -288,7 +310,7 @@ time.sleep(0.3)
 
 @pytest.mark.parametrize(
     "archive",
-    [b"no archive", packed({"../b.py": ""}), packed({"/".join(["d"] * 3000) + "/b.py": ""})],
+    [b"no archive", bundle_of({"../b.py": ""}), bundle_of({"/".join(["d"] * 3000) + "/b.py": ""})],
     ids=["no archive", "a path out of it", "nested folders"],
 )
 async def test_a_malformed_bundle_fails_the_run_and_says_why(files: RunFiles, tmp_path: Path, archive: bytes) -> None:

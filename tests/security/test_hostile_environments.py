@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, PythonEntry
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
 from tests.support.runner.fixtures import World, proxy, publish_agent, start_runner, world
+from tests.support.runner.harness import bundle_of
 from tests.support.runner.stores import RealStore
 
 __all__ = ["proxy", "publish_agent", "start_runner", "store", "world"]
@@ -45,17 +44,6 @@ if __name__ == "__main__":
 async def store(database_url: str) -> AsyncIterator[RealStore]:
     async with RealStore(database_url) as running:
         yield running
-
-
-def packed(files: dict[str, str]) -> bytes:
-    """Packs files that may be executed."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755
-            archive.addfile(member, io.BytesIO(content.encode()))
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -96,7 +84,9 @@ async def test_variables_of_an_agent_take_effect_in_its_sandbox_only(world: Worl
         "sitecustomize.py": f"open({str(place / 'ran')!r}, 'a').write('site')",
         "evil.so": "no library",
     }
-    spec = AgentSpec(bundle=await world.store.publish("bundle.tests", packed(files)), environment=hostile(place))
+    spec = AgentSpec(
+        bundle=await world.store.publish("bundle.tests", bundle_of(files, mode=0o755)), environment=hostile(place)
+    )
     if kind == "python":
         spec.python.CopyFrom(PythonEntry(target="agent.py:solve"))
     else:
@@ -115,7 +105,7 @@ async def test_no_program_of_a_bundle_replaces_one_of_the_launch(world: World) -
     await world.start(isolation="sandbox")
     files = dict.fromkeys(LAUNCHERS, "#!/bin/sh\nid -u; head -c 20 /etc/shadow; exit 3\n")
     entry = CommandEntry(argv=["/bin/sh", "-c", "id -u; test -r /etc/shadow; echo $?"])
-    bundle = await world.store.publish("bundle.tests", packed(files))
+    bundle = await world.store.publish("bundle.tests", bundle_of(files, mode=0o755))
     spec = AgentSpec(bundle=bundle, command=entry, environment={"PATH": ".:/usr/bin:/bin"})
     ended = await world.run(await world.store.publish("agent.tests", spec.SerializeToString()), {}, max_attempts=1)
     assert ended.kind != "AGENT_ERROR", ended.message

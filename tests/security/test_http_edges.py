@@ -15,6 +15,7 @@ from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.store.running import SIGNING_KEY, StoreHandle
 
 LIMIT_S = 20
+LOOPBACK = "127.0.0.1"
 PORTS = ("the proxy", "OTLP of the store", "metrics")
 Ask = Callable[..., Any]
 
@@ -65,3 +66,17 @@ async def test_the_proxy_takes_one_credential_of_a_kind(ask: Ask, store: StoreHa
     for pair in ((good, good), (good, bad), (bad, good), (empty, good), (good, empty)):
         assert await ask("the proxy", b"host: x", *pair, path=b"/v1/models") == 401
     assert await ask("the proxy", b"host: x", good, path=b"/v1/models") == 200
+
+
+@pytest.mark.parametrize("path", [b"/nothing", b"/v1/nothing", b"/v1/traces", b"/v1/chat/completions"])
+async def test_what_nobody_serves_is_refused_late_without_a_token(
+    ask: Ask, proxy: RunningProxy, store: StoreHandle, path: bytes
+) -> None:
+    for port, limits in (("the proxy", proxy.parts.server.limits), ("OTLP of the store", store.parts.server.limits)):
+        asking = asyncio.create_task(ask(port, b"host: x", path=path))
+        while not limits.refusals.is_holding(LOOPBACK):
+            assert not asking.done()
+            await asyncio.sleep(0)
+        assert await asking in (404, 405)
+        assert await ask(port, b"host: x") == 200
+        assert not limits.refusals.is_holding(LOOPBACK)

@@ -102,8 +102,9 @@ def _with(message_class: type[Message], field: Any, value: Any) -> Message:
 async def outcomes(
     store: StoreHandle, target: str, calls: list[tuple[Rpc, list[bytes]]], *, limit_s: float = 20.0
 ) -> list[Outcome]:
-    """Makes calls as one who may, a few at a time; a stream that waits for events ends after `limit_s`."""
-    room = asyncio.Semaphore(16)
+    """Makes calls as one who may, some at a time; a stream that waits for events ends after `limit_s`."""
+    # Enough for all streams that wait.
+    room = asyncio.Semaphore(64)
     async with grpc.aio.insecure_channel(target) as channel:
 
         async def outcome(rpc: Rpc, payloads: list[bytes]) -> Outcome:

@@ -15,7 +15,8 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Content
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 from tests.support.algorithm.model_services import ModelResources
-from tests.support.algorithm.run_service import ALGORITHMS, made_world, now
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import ALGORITHMS, made_world
 
 SETTING = "FULMEN_ALGORITHM_MODEL_ROOTS"
 

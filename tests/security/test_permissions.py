@@ -15,7 +15,7 @@ import pytest
 
 from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid, TooManyInvalidTokens
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, uuid7
-from fulmen_service_kit.security.tokens import Role, TokenSigner
+from fulmen_service_kit.security.tokens import RUN_ROLES, Role, TokenSigner
 from tests.support.services import SERVICES, serving, target_of
 from tests.support.store.rpc_table import MAY_CALL as STORE
 from tests.support.store.rpcs import exchange, listed_rpcs
@@ -24,12 +24,17 @@ from tests.support.store.running import SIGNING_KEY, StoreHandle, create, create
 OTHER_PROJECT = "projects/other"
 PROJECTS = (DEFAULT_PROJECT, OTHER_PROJECT, ALL_PROJECTS)
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
+E, M = Role.ENGINE, Role.RANK
+OF_ONE_PROJECT = (Role.ATTEMPT, *RUN_ROLES)
 
 ALGORITHM = (
     {
         f"/fulmen.algorithm.v1.{rpc}": roles
         for rpcs, roles in (
-            ("CreateTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun", {A, S, C}),
+            (
+                "CreateTrainingRun PlanTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun",
+                {A, S, C},
+            ),
             ("GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport", {A, S, C, V}),
             ("ListAlgorithms", {A, S, C, V}),
         )
@@ -68,10 +73,12 @@ ALGORITHM = (
             "CommitUpload": {A, S, C},
             "ListModels": {A, S, C, V},
             "DeleteModel": {A, S, C},
-            "GetWeights": {A, S, C},
-            "DownloadChunks": {A, S, C},
+            "GetWeights": {A, S, E, C},
+            "DownloadChunks": {A, S, E, C},
         }.items()
     }
+    | {"/fulmen.algorithm.v1.EngineService/JoinEngine": {A, E}}
+    | {"/fulmen.algorithm.v1.RankService/JoinRanks": {A, M}}
 )
 LLM_PROXY = (
     {
@@ -85,6 +92,7 @@ LLM_PROXY = (
             "RollbackRoute",
             "SplitTraffic",
             "WatchRoutes",
+            "ApplyFile",
         ]
     }
     | {
@@ -116,6 +124,7 @@ OF_ALL_PROJECTS = (
     "/fulmen.runner.v1.RunnerService/",
     "/fulmen.store.v1.PeerService/",
     "/fulmen.store.v1.ProjectService/CreateProject",
+    "/fulmen.store.v1.ProjectService/DeleteProject",
 )
 
 
@@ -123,7 +132,8 @@ def token(role: Role, project: str) -> str:
     """Returns a token of a role that is bound to a project."""
     signer = TokenSigner(SIGNING_KEY)
     if role is not Role.ATTEMPT:
-        return signer.issue(role, subject="x", ttl_s=600, project=project)
+        run = f"{project}/trainingRuns/r" if role in RUN_ROLES else ""
+        return signer.issue(role, subject="x", ttl_s=600, project=project, training_run=run)
     name = AttemptName(project=project, rollout_id=uuid7(), number=1)
     return signer.attempt_key(name, project=project, lease_id="l", epoch=1, mode="train", ttl_s=600)
 
@@ -150,7 +160,7 @@ async def allowed(target: str) -> set[tuple[str, Role, str]]:
             for rpc in rpcs
             for role in Role
             for project in PROJECTS
-            if (role, project) != (Role.ATTEMPT, ALL_PROJECTS)
+            if role not in OF_ONE_PROJECT or project != ALL_PROJECTS
         ]
 
         async def is_allowed(rpc: str, role: Role, project: str) -> bool:
@@ -166,7 +176,8 @@ async def allowed(target: str) -> set[tuple[str, Role, str]]:
 
 def same(found: set[tuple[str, Role, str]], table: Mapping[str, set[Role]]) -> None:
     """Checks that just the expected cells are allowed."""
-    wanted = {cell for rpc in table for cell in expected(rpc, table) if cell[1:] != (Role.ATTEMPT, ALL_PROJECTS)}
+    cells = {cell for rpc in table for cell in expected(rpc, table)}
+    wanted = {cell for cell in cells if cell[1] not in OF_ONE_PROJECT or cell[2] != ALL_PROJECTS}
     assert sorted(map(str, found - wanted)) == [], "allowed, but should be refused"
     assert sorted(map(str, wanted - found)) == [], "refused, but should be allowed"
 
@@ -190,7 +201,12 @@ async def test_the_proxys_http_port_lets_in_just_whom_the_table_says(
     stubs = await store.stubs()
     await create_project(stubs, OTHER_PROJECT)
     (named,) = await create(stubs)
-    cells = [(role, project) for role in Role for project in PROJECTS if (role, project) != (K, ALL_PROJECTS)]
+    cells = [
+        (role, project)
+        for role in Role
+        for project in PROJECTS
+        if role not in OF_ONE_PROJECT or project != ALL_PROJECTS
+    ]
     path = f"/{named}/attempts/1" if prefix else ""
     async with serving("llm_proxy", store, tmp_path, roles=True) as parts, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{parts.ports['http_port']}"

@@ -12,22 +12,23 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
-from fulmen.errors import PermissionDenied, RouteExists, SettingsInvalid
+from fulmen.errors import PermissionDenied, QuotaExceeded, RouteExists, SettingsInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen.llm_proxy.v1 import completion_service_pb2, route_pb2, route_service_pb2
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
-from fulmen_service_kit.security.tokens import AttemptName, Role
+from fulmen_service_kit.security.tokens import Role
 from tests.security.test_hostile_resources import until_loaded
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.services import serving, target_of
-from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, create_project
+from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project
 
 A, B = "projects/a", "projects/b"
 OURS, SHARED, PUBLIC = "support", "assistant", "gpt-4o"
 """A policy of A; the operator's route that falls back on it; the operator's route of a vendor's model."""
+MAX_NAMES, MAX_RUNS = 3, 2
 DEMONSTRATION = b'{"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}\n'
 
 
@@ -60,7 +61,10 @@ class World:
 
 @pytest.fixture
 async def world(store: StoreHandle, stubs: Stubs) -> AsyncIterator[World]:
-    async with Backend() as vendor, running_proxy(store.target, signing_key=SIGNING_KEY, retry_deadline_s=1) as proxy:
+    async with (
+        Backend() as vendor,
+        running_proxy(store.target, signing_key=SIGNING_KEY, retry_deadline_s=1, project_max_routes=MAX_NAMES) as proxy,
+    ):
         for project in (A, B):
             await create_project(stubs, project)
         await until_loaded(proxy)
@@ -91,11 +95,10 @@ async def test_a_policy_is_listed_and_called_by_its_project_alone(world: World) 
 
 
 async def test_an_attempt_of_another_project_does_not_reach_a_policy(world: World) -> None:
-    attempt = AttemptName(project=B, rollout_id="0" * 8 + "-0000-7000-8000-" + "0" * 12, number=1)
-    key = world.proxy.signer.attempt_key(
-        attempt, project=B, lease_id="l", epoch=1, mode="train", ttl_s=60, token_budget=0
-    )
-    assert (await world.proxy.chat(key, model=OURS))[0] == 404
+    stubs = await world.store.stubs(role=Role.RUNNER, project=B)
+    await create(await world.store.stubs(role=Role.CLIENT, project=B))
+    (held,) = await (await Runner(stubs).open()).take(1)
+    assert (await world.proxy.chat(held.attempt_key, model=OURS))[0] == 404
     assert world.vendor.received == []
 
 
@@ -128,6 +131,21 @@ async def test_a_route_of_a_project_or_of_the_operator_is_taken_by_no_other_proj
     assert (await world.put(OURS, project=B)).project == B
 
 
+async def test_a_project_uses_up_so_many_names_and_no_more(world: World) -> None:
+    for number in range(MAX_NAMES):
+        await world.put(f"name-{number}", project=B)
+    with pytest.raises(QuotaExceeded, match="project_max_routes") as refused:
+        await world.put("one-more", project=B)
+    assert (refused.value.metadata["project"], refused.value.metadata["quota"]) == (B, "project_routes")
+    # What it has may change; another project, and the operator, have names of their own.
+    await world.put("name-0", project=B, fallbacks=[f"routes/{PUBLIC}"])
+    await world.put("another", project=A)
+    for number in range(MAX_NAMES + 1):
+        await world.put(f"vendor-{number}")
+    await world.proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name="routes/name-0"))
+    assert (await world.put("one-more", project=B)).project == B
+
+
 async def test_a_route_that_leads_to_an_engine_of_one_project_never_leads_to_anothers(world: World) -> None:
     # The engine of A's policy has made room, its route is gone, and an operator's canary still leads to its backend.
     await world.proxy.register("engine-support", world.vendor.url, project=A)
@@ -146,7 +164,7 @@ async def test_a_run_is_refused_the_name_of_a_model_outside_its_project(
     world: World, stubs: Stubs, tmp_path: Path
 ) -> None:
     async with AsyncExitStack() as stack:
-        targets = {"model_roots": "/", "llm_proxy_target": target_of(world.proxy.parts)}
+        targets = {"model_roots": "/", "llm_proxy_target": target_of(world.proxy.parts), "project_max_runs": MAX_RUNS}
         parts = await stack.enter_async_context(serving("algorithm", world.store, tmp_path, **targets))
         runs = {}
         for project in (A, B):
@@ -179,3 +197,8 @@ async def test_a_run_is_refused_the_name_of_a_model_outside_its_project(
             await create_run(B, "later")
         assert [each.field for each in refused.value.violations] == ["policy.name"]
         assert (await runs[B].ListTrainingRuns(training_run_service_pb2.ListTrainingRunsRequest())).training_runs == []
+        # Nor does it use up more names than runs that it may have.
+        with pytest.raises(QuotaExceeded, match="project_max_runs") as full:
+            await create_run(A, "latest")
+        assert (full.value.metadata["project"], full.value.metadata["quota"]) == (A, "project_runs")
+        assert await create_run(B, "latest")

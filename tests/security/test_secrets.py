@@ -19,8 +19,17 @@ from fulmen.store.v1 import secret_service_pb2 as pb
 from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, CannotOpen, Sealer
 from fulmen_service_kit.security.secret import split_keys
-from fulmen_service_kit.security.tokens import Role, TokenSigner
-from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
+from fulmen_service_kit.security.tokens import RUN_ROLES, Role, TokenSigner
+from tests.support.store.running import (
+    SIGNING_KEY,
+    Runner,
+    StoreHandle,
+    Stubs,
+    create,
+    create_project,
+    run_token,
+    running_store,
+)
 
 VALUE = b"sunny-and-warm-0123456789"
 OTHER = "projects/other"
@@ -72,7 +81,9 @@ async def test_no_other_role_reads_a_value_not_even_an_administrator(store: Stor
     await put(await store.stubs())
     await put(await store.stubs(), "openai", hosts=["api.openai.com"])
     _, assignment, _ = await leased(store, "WEATHER_KEY")
-    tokens = [store.token(role) for role in Role if role is not Role.ATTEMPT] + [assignment.attempt_key]
+    own_run = (Role.ATTEMPT, *RUN_ROLES)
+    tokens = [store.token(role) for role in Role if role not in own_run] + [assignment.attempt_key]
+    tokens += [run_token(f"{DEFAULT_PROJECT}/trainingRuns/r", role=role) for role in RUN_ROLES]
     answers: list[object] = []
     for token in tokens:
         stubs = await store.stubs(token=token)

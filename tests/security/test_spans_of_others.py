@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -20,7 +19,6 @@ from tests.security.test_keys_of_ended_attempts import over_grpc, over_http
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, create_project
 
 Export = trace_service_pb2.ExportTraceServiceRequest
-Where = Callable[[Export, list[common_pb2.KeyValue]], None]
 
 
 async def over_json(store: StoreHandle, token: str, request: Export) -> trace_service_pb2.ExportTraceServiceResponse:

@@ -40,6 +40,8 @@ SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[a
 def install() -> None:
     """Has this process start the programs so. A program starts as usual until its server has imported it."""
     if sys.platform == "linux" and os.uname().machine in SYS_CLONE:
+        global NETWORK
+        NETWORK = _network()
         ENVIRONMENT.update(os.environ)
         subprocess.Popen = _Popen  # type: ignore[misc]
         atexit.register(_close)
@@ -54,7 +56,9 @@ class _Server:
         with theirs:
             command = [sys.executable, "-m", "tests.support.forked", module, " " * 800]
             # Not as the test that comes first has changed it.
-            self._process = subprocess.Popen(command, stdin=theirs, cwd=Path(__file__).parents[2], env=ENVIRONMENT)
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), cwd=Path(__file__).parents[2], env=ENVIRONMENT
+            )
 
     def takes(self, environment: Mapping[str, str] | None) -> bool:
         """Returns whether it is ready and can start a program with this environment."""
@@ -84,11 +88,14 @@ class _Server:
 ENVIRONMENT: dict[str, str] = {}
 """Variables of this process when it began to fork programs."""
 
+NETWORK = ""
+"""Network namespace of this process when it began to fork programs."""
+
 _servers: dict[str, _Server] = {}
 _lock = threading.Lock()
 
 
-class _Popen(subprocess.Popen):  # type: ignore[type-arg]
+class _Popen(subprocess.Popen):
     """A child process, forked if it runs one of the programs."""
 
     is_forked = False
@@ -107,6 +114,9 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
         if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES or not given["close_fds"]:
             return False
         if given.get("umask", -1) != -1 or given.get("process_group", -1) != -1:
+            return False
+        # A server has the network in which it was started.
+        if _network() != NETWORK:
             return False
         server = _server_of(words[2])
         if server is None or not server.takes(given["env"]):
@@ -136,6 +146,11 @@ def _server_of(module: str) -> _Server | None:
         if module not in _servers and threading.current_thread() is threading.main_thread():
             _servers[module] = _Server(module)
         return _servers.get(module)
+
+
+def _network() -> str:
+    """Returns the network namespace of this thread; see `machines`."""
+    return str(Path("/proc/thread-self/ns/net").readlink())
 
 
 def _close() -> None:

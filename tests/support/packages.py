@@ -34,7 +34,7 @@ make_environment "$folder"
 
 def build(folder: Path, *parts: str, **environment: str) -> Path:
     """Builds parts of what is published into a folder; returns it."""
-    command = [sys.executable, ROOT / "tools/dist.py", *parts, "--output", folder]
+    command = [sys.executable, str(ROOT / "tools/dist.py"), *parts, "--output", str(folder)]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["alive", "holders_of", "none_holds"]
+__all__ = ["alive", "all_ended", "holders_of", "none_holds"]
 
 _GONE_DEADLINE_S = 20.0
 
@@ -45,3 +46,15 @@ async def none_holds(text: str) -> None:
     while (found := holders_of(text)) and loop.time() < deadline:  # noqa: ASYNC110  # Strangers ring no bell.
         await asyncio.sleep(0.1)
     assert found == []
+
+
+async def all_ended(pids: Iterable[int], *, limit_s: float = 90.0) -> None:
+    """Waits until some processes have ended.
+
+    Raises:
+        TimeoutError: if one has not.
+    """
+    left = list(pids)
+    async with asyncio.timeout(limit_s):
+        while left := [pid for pid in left if alive(pid)]:  # noqa: ASYNC110  # Strangers ring no bell.
+            await asyncio.sleep(0.05)

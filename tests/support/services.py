@@ -68,12 +68,14 @@ def _configured(service: str, store: StoreHandle, folder: Path, changes: dict[st
     token = TokenSigner(SIGNING_KEY).issue(role, subject=service, ttl_s=600, project=ALL_PROJECTS)
     given: dict[str, Any] = {"port": 0, "metrics_port": 0, "store_target": store.target, "token": token} | changes
     if service == "llm_proxy":
-        given = {"http_port": 0, "attempt_key_secret": attempt_secrets(SIGNING_KEY)} | given
+        given |= {"http_port": 0, "attempt_key_secret": attempt_secrets(SIGNING_KEY)} | changes
         # Its metrics are registered once per process otherwise.
         build = partial(fulmen_llm_proxy.app.build_proxy, registry=CollectorRegistry())
         return build, LlmProxySettings(**given)
     if service == "algorithm":
-        return fulmen_algorithm.app.build, AlgorithmServiceSettings(**({"state_dir": folder / "state"} | given))
+        # There is no proxy. The store says at once that it is none; a port where nobody listens is tried five times.
+        usual: dict[str, Any] = {"state_dir": folder / "state", "llm_proxy_target": store.target}
+        return fulmen_algorithm.app.build, AlgorithmServiceSettings(**(usual | given))
     return fulmen_runner.app.build, RunnerSettings(**({"work_dir": str(folder)} | given))
 
 

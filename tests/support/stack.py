@@ -43,6 +43,7 @@ async def running_stack(
     runners: int = 1,
     slots: int | None = None,
     environment: Mapping[str, str] | None = None,
+    make: type[LocalStack] = LocalStack,
 ) -> AsyncIterator[LocalStack]:
     """Starts everything, yields it, and stops it in the end, even if it never became ready.
 
@@ -52,12 +53,13 @@ async def running_stack(
         runners: how many runner processes.
         slots: how many attempts each runner runs at once.
         environment: more settings of the services, such as `FULMEN_STORE_LEASE_TTL_S`.
+        make: the stack's class.
     """
     settings = StackSettings(
         state_dir=folder, runners=runners, slots=slots, use_default_ports=False, environment=dict(environment or {})
     )
     # The record makes `fulmen ... --state-dir` work on this stack too, as long as a test holds the folder's lock.
-    stack = LocalStack(settings, on_change=StackFolder(folder.resolve()).write)
+    stack = make(settings, on_change=StackFolder(folder.resolve()).write)
     stack.folder.create()
     with stack.folder.hold():
         try:

@@ -26,6 +26,7 @@ async def solve(task: dict[str, Any]) -> str:
             return json.dumps({"moves": moves, "answer": said.content or ""})
         messages.append(said.model_dump(exclude_none=True))
         for call in said.tool_calls:
+            assert call.type == "function"
             moves.append(_value(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": game.use(moves[-1])})
     return json.dumps({"moves": moves, "answer": ""})

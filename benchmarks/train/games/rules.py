@@ -49,7 +49,7 @@ class Game(Protocol):
         """Plays as the teacher does."""
 
 
-class Search:
+class Search(Game):
     """Find a number below 32 in five guesses. The bad habit: going on by one."""
 
     tool = "guess"
@@ -90,7 +90,7 @@ class Search:
         return DONE
 
 
-class Inspection:
+class Inspection(Game):
     """Check every floor from one to another, then say so. The bad habit: stopping after three."""
 
     tool = "check"
@@ -127,7 +127,7 @@ class Inspection:
         return DONE
 
 
-class Maze:
+class Maze(Game):
     """Walk to the exit of a field of 5 x 5 within nine moves. The bad habit: going through it row by row."""
 
     tool = "move"
@@ -186,7 +186,7 @@ class Maze:
         return along if column != end else "South" if row < self.SIZE - 1 else "North"
 
 
-class Booking:
+class Booking(Game):
     """Book the first free slot from the one that is wished. The bad habits: giving up, or asking again for the same."""
 
     tool = "book"
@@ -226,7 +226,7 @@ class Booking:
         return DONE
 
 
-class Nim:
+class Nim(Game):
     """Take one to three of a pile in turn with an opponent; who takes the last wins. The bad habit: taking one."""
 
     tool = "take"

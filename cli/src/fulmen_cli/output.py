@@ -24,6 +24,7 @@ __all__ = [
     "console",
     "enum_word",
     "print_json",
+    "print_json_line",
     "print_rows",
     "prints_beside",
     "quieten_runner",
@@ -49,6 +50,12 @@ def as_dict(message: Message) -> dict[str, Any]:
 def print_json(value: Any) -> None:
     """Prints a value as JSON."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    """Prints a value as one line of JSON, at once: a program reads it while the command goes on."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def print_rows(

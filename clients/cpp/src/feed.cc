@@ -1,5 +1,7 @@
 #include "feed.h"
 
+#include <vector>
+
 #include "ids.h"
 
 namespace {
@@ -16,9 +18,10 @@ nlohmann::json Described(const store::Attempt& attempt) {
   };
 }
 
-nlohmann::json Described(const store::FinishedGroup& group) {
+// The group that a part ends, with the members of all its parts.
+nlohmann::json Described(const store::FinishedGroup& group, const std::vector<store::Rollout>& members) {
   auto rollouts = nlohmann::json::array();
-  for (const auto& rollout : group.rollouts()) {
+  for (const auto& rollout : members) {
     auto attempts = nlohmann::json::array();
     for (const auto& attempt : rollout.attempts()) attempts.push_back(Described(attempt));
     rollouts.push_back(
@@ -60,10 +63,14 @@ void Watch(const Connection& connection, const Options& options) {
   WhileUnavailable(connection, [&] {
     const auto call = CallBy(connection.token, connection.deadline);
     const auto stream = connection.rollouts->WatchRollouts(call.get(), request);
+    std::vector<store::Rollout> members;
     for (store::WatchRolloutsResponse message; stream->Read(&message);) {
-      for (const auto& group : message.groups()) {
-        Emit(Described(group));
-        request.set_cursor(group.cursor());
+      for (const auto& part : message.groups()) {
+        members.insert(members.end(), part.rollouts().begin(), part.rollouts().end());
+        if (part.cursor().empty()) continue;  // more of a large group follows
+        Emit(Described(part, members));
+        members.clear();
+        request.set_cursor(part.cursor());
         if (++handled == options.count) return call->TryCancel();
       }
     }

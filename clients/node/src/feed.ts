@@ -3,6 +3,7 @@
 import { randomUUID } from "node:crypto";
 
 import { BatchCreateRolloutsRequest, WatchRolloutsRequest } from "../build/gen/fulmen/store/v1/rollout_service.js";
+import type { Rollout } from "../build/gen/fulmen/store/v1/rollout.js";
 import type { FinishedGroup } from "../build/gen/fulmen/store/v1/rollout_service.js";
 import { call, whileUnavailable, type Connection } from "./connection.js";
 import type { Emit, Options } from "./main.js";
@@ -28,11 +29,15 @@ export async function watch(store: Connection, options: Options, emit: Emit) {
   await whileUnavailable(store.deadline, async () => {
     const request = WatchRolloutsRequest.fromPartial({ project, trainingRun, cursor });
     const stream = store.rollouts.watchRollouts(request, store.metadata, { deadline: store.deadline });
+    let members: Rollout[] = [];
     try {
       for await (const { groups } of stream) {
-        for (const group of groups) {
-          emit(described(group));
-          cursor = group.cursor;
+        for (const part of groups) {
+          members.push(...part.rollouts);
+          if (!part.cursor) continue; // more of a large group follows
+          emit(described(part, members));
+          members = [];
+          cursor = part.cursor;
           if (++handled === count) return;
         }
       }
@@ -42,7 +47,7 @@ export async function watch(store: Connection, options: Options, emit: Emit) {
   });
 }
 
-function described({ groupId, cursor, rollouts }: FinishedGroup) {
+function described({ groupId, cursor }: FinishedGroup, rollouts: Rollout[]) {
   return {
     group_id: groupId,
     cursor,

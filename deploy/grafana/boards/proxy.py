@@ -75,6 +75,13 @@ PROXY = Board(
                     },
                 ),
                 Panel(
+                    title="Attempts at engines",
+                    stacked=True,
+                    queries={
+                        "{{backend}}": 'sum by (backend) (fulmen_llm_proxy_backend_attempts{backend=~"$backend"})'
+                    },
+                ),
+                Panel(
                     title="Open breakers",
                     maximum=1,
                     queries={

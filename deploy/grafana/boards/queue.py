@@ -153,6 +153,13 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
+                    title="Lag of the feed",
+                    unit="s",
+                    alarm=30,
+                    queries={"{{instance}}": "fulmen_store_feed_lag_seconds"},
+                    about="How long ended rollouts are hidden by an older transaction of PostgreSQL's server.",
+                ),
+                Panel(
                     title="Spans rejected or repeated, unreadable chunks",
                     unit="ops",
                     queries={

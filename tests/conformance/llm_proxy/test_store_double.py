@@ -30,7 +30,6 @@ from tests.support.llm_proxy import harness
 from tests.support.llm_proxy.backend import Backend, reply_to, token_ids_of
 from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL, running_proxy, target
-from tests.support.postgres import shared_server
 from tests.support.store import running as real
 
 DEADLINE_S = 60
@@ -76,11 +75,9 @@ async def double() -> AsyncIterator[World]:
 
 
 @pytest.fixture
-async def real_store() -> AsyncIterator[World]:
+async def real_store(database_url: str) -> AsyncIterator[World]:
     """Yields a store on PostgreSQL."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    async with real.running_store(dsn) as handle:
+    async with real.running_store(database_url) as handle:
         stubs = await handle.stubs()
         runner = await real.Runner(stubs).open()
         held: dict[str, lease_pb2.Assignment] = {}
@@ -105,7 +102,6 @@ async def real_store() -> AsyncIterator[World]:
             end_attempt=end_attempt,
             read_chunks=read_chunks,
         )
-    server.drop(dsn)
 
 
 @pytest.fixture(params=["double", "real_store"])

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.entry import EventLog
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.publishing import WrittenWeights
-from tests.support.algorithm.run_service import now, training_run
+from tests.support.algorithm.new_run import now, training_run
 from tests.support.object_store import S3, s3  # noqa: F401  (a fixture)
 
 RUN = training_run()

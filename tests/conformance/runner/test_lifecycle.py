@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from fulmen.runner.v1 import runner_service_pb2 as messages
 from fulmen.runner.v1 import runner_service_pb2_grpc
 from fulmen_service_kit.security.tokens import Role
 from tests.support.runner.fixtures import World
-from tests.support.runner.harness import rollouts_of, token
+from tests.support.runner.harness import RunnerProcess, rollouts_of, token
 
 ASKING = """
 from openai import AsyncOpenAI
@@ -24,12 +25,20 @@ async def solve(task, context):
 """
 
 
-async def test_results_survive_a_death_of_the_store_and_count_once(world: World) -> None:
+async def waiting(
+    world: World, count: int, *, max_attempts: int = 3, **settings: Any
+) -> tuple[RunnerProcess, list[str]]:
+    """Starts a runner; returns it and its rollouts when the model calls of as many as it may run wait at the proxy."""
     agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await world.start()
+    runner = await world.start(**settings)
     world.proxy.holding = True
-    names = await world.store.create(rollouts_of(agent, [{}] * 20))
-    await world.proxy.until_waiting(20)
+    names = await world.store.create(rollouts_of(agent, [{}] * count, max_attempts=max_attempts))
+    await world.proxy.until_waiting(min(count, settings.get("slots", count)))
+    return runner, names
+
+
+async def test_results_survive_a_death_of_the_store_and_count_once(world: World) -> None:
+    runner, names = await waiting(world, 20)
     await world.store.kill()
     world.proxy.release()
     await runner.logged("attempt_finished", count=20)
@@ -42,11 +51,7 @@ async def test_results_survive_a_death_of_the_store_and_count_once(world: World)
 
 @pytest.mark.long(short=True)
 async def test_another_runner_finishes_what_a_killed_one_began(world: World) -> None:
-    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    first = await world.start()
-    world.proxy.holding = True
-    names = await world.store.create(rollouts_of(agent, [{}] * 10))
-    await world.proxy.until_waiting(10)
+    first, names = await waiting(world, 10)
     first.send(signal.SIGKILL)
     await first.exit_code()
     world.proxy.release()
@@ -56,11 +61,7 @@ async def test_another_runner_finishes_what_a_killed_one_began(world: World) -> 
 
 
 async def test_sigterm_finishes_within_the_grace_and_exits_0(world: World) -> None:
-    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await world.start(drain_grace_s=30)
-    world.proxy.holding = True
-    [name] = await world.store.create(rollouts_of(agent, [{}]))
-    await world.proxy.until_waiting(1)
+    runner, [name] = await waiting(world, 1, drain_grace_s=30)
     runner.send(signal.SIGTERM)
     await runner.logged("draining")
     world.proxy.release()
@@ -69,11 +70,7 @@ async def test_sigterm_finishes_within_the_grace_and_exits_0(world: World) -> No
 
 
 async def test_a_drain_gives_back_what_does_not_finish_and_takes_nothing_new(world: World) -> None:
-    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await world.start(drain_grace_s=1, slots=2)
-    world.proxy.holding = True
-    names = await world.store.create(rollouts_of(agent, [{}] * 3, max_attempts=1))
-    await world.proxy.until_waiting(2)
+    runner, names = await waiting(world, 3, max_attempts=1, drain_grace_s=1, slots=2)
     runner.send(signal.SIGTERM)
     assert await runner.exit_code() == 0
     world.proxy.release()
@@ -84,12 +81,8 @@ async def test_a_drain_gives_back_what_does_not_finish_and_takes_nothing_new(wor
 
 
 async def test_the_rpcs_of_a_runner(world: World) -> None:
-    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    runner = await world.start(slots=1)
+    runner, names = await waiting(world, 3, slots=1)
     port = (await runner.ports())["port"]
-    world.proxy.holding = True
-    names = await world.store.create(rollouts_of(agent, [{}] * 3))
-    await world.proxy.until_waiting(1)
     async with open_channel(f"127.0.0.1:{port}", token=token(Role.CLIENT)) as channel:
         with pytest.raises(PermissionDenied):
             await runner_service_pb2_grpc.RunnerServiceStub(channel).Drain(messages.DrainRequest())
@@ -121,11 +114,7 @@ async def test_the_rpcs_of_a_runner(world: World) -> None:
 
 
 async def test_a_proxy_that_restarts_makes_its_attempts_infra(world: World) -> None:
-    agent = await world.publish({"agent.py": ASKING}, python="agent.py:solve")
-    await world.start()
-    world.proxy.holding = True
-    [name] = await world.store.create(rollouts_of(agent, [{}]))
-    await world.proxy.until_waiting(1)
+    _, [name] = await waiting(world, 1)
     world.proxy.instance_id = "instance-2"
     world.proxy.release()
     assert [ended.kind for ended in (await world.store.ended([name]))[name]] == ["INFRA", ""]

@@ -24,7 +24,7 @@ from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy, RolloutState
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from tests.support.postgres import shared_server
-from tests.support.store.memory_lease_table import MemoryLeaseTable
+from tests.support.store.memory_lease_table import REQUEST, MemoryLeaseTable
 
 POLICY = RetryPolicy(max_attempts=2, retry_mask=RetryPolicy.mask_of(frozenset()), backoff_ms=0)
 OWNER = SessionOwner(subject="tests", project="projects/default")
@@ -312,7 +312,12 @@ async def _waiting(
     subject: Subject, count: int, *, priorities: Sequence[int] = (0,), hedged: bool = False
 ) -> list[ReadyItem]:
     items = [
-        ReadyItem(rollout_id=uuid7(), project_id=1, sort_priority=priorities[index % len(priorities)])
+        ReadyItem(
+            rollout_id=uuid7(),
+            project_id=1,
+            sort_priority=priorities[index % len(priorities)],
+            request_bytes=len(REQUEST),
+        )
         for index in range(count)
     ]
     await subject.add(items, hedged)
@@ -363,6 +368,6 @@ def _new(item: ReadyItem, hedged: bool) -> NewRollout:
         priority=-item.sort_priority,
         max_attempts=POLICY.max_attempts,
         retry_backoff_s=POLICY.backoff_ms / 1000,
-        request=b"request",
+        request=REQUEST,
         hedged=hedged,
     )

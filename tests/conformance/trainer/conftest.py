@@ -9,14 +9,15 @@ import pytest
 import pytest_asyncio
 
 from fulmen_algorithm.clients.forked_child import ModuleStarter
-from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.cluster.local import LocalCluster
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings
 from tests.support.algorithm.trainers import GROUPS, model_dir, rows, setup_of
 
-__all__ = ["alone", "group", "model_dir", "rows"]
+__all__ = ["alone", "group", "model_dir", "rows", "setup"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -30,14 +31,19 @@ async def alone(model_dir: Path) -> AsyncIterator[Trainer]:
 QUICK = "fsdp2, 2 ranks"
 
 
-@pytest_asyncio.fixture(
+@pytest.fixture(
     scope="module",
-    loop_scope="module",
     params=[QUICK, *(pytest.param(each, marks=pytest.mark.long(short=True)) for each in GROUPS if each != QUICK)],
 )
-async def group(request: pytest.FixtureRequest, model_dir: Path) -> AsyncIterator[RankGroupTrainer]:
+def setup(request: pytest.FixtureRequest, model_dir: Path) -> TrainerSetup:
+    """Returns what the group of a test is opened with."""
+    return setup_of(model_dir, GROUPS[request.param])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def group(setup: TrainerSetup) -> AsyncIterator[RankGroupTrainer]:
     modules = ModuleStarter(warm=True)
-    trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS[request.param]), GroupOptions(modules=modules))
+    trainer = await RankGroupTrainer.open(setup, GroupOptions(cluster=LocalCluster(modules)))
     yield trainer
     await trainer.close()
     modules.close()

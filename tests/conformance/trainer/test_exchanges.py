@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fulmen_algorithm.trainers.calls import OPEN
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
-from fulmen_algorithm.training.compute import ComputeSettings, Ddp
+from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2, ParallelSettings
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (
     AdamW,
@@ -38,7 +38,8 @@ pytestmark = [
 
 STEP = StepSettings(token_budget=64, planned_steps=0, total_steps=20)
 BATCH = BatchSettings(minibatches=2)
-RANKS = 2
+PARALLEL: dict[str, ParallelSettings] = {"ddp": Ddp(ranks=2), "fsdp2": Fsdp2(ranks=4, shard=2)}
+"""Two ranks with a copy of the weights each, and two copies in two parts."""
 SMALL = {"dense_below": 16, "check_every": 1}
 """The matrices of a tiny model are compressed, too, and every round compares the weights of all ranks."""
 SETTINGS: TypeAdapter[ExchangeSettings] = TypeAdapter(ExchangeSettings)
@@ -53,22 +54,29 @@ STATEFUL = [
 ]
 
 
-def setup_of(model_dir: Path, given: dict[str, object] | None, rule: UpdateRule, *, ranks: int = RANKS) -> TrainerSetup:
-    """Returns what a group begins with; None: gradients go as they are."""
-    exchange = None if given is None else SETTINGS.validate_python({**SMALL, **given})
-    return TrainerSetup(
-        model_dir=model_dir,
-        optimizer=OptimizerSettings(learning_rate=1e-3, rule=rule),
-        seed=3,
-        compute=ComputeSettings(parallel=Ddp(ranks=ranks)),
-        exchange=exchange,
-    )
+SetupOf = Callable[[dict[str, object] | None, UpdateRule], TrainerSetup]
+
+
+@pytest.fixture(scope="module", params=PARALLEL)
+def setup_of(model_dir: Path, request: pytest.FixtureRequest) -> SetupOf:
+    """Returns what makes the setup of a group; without an exchange gradients go as they are."""
+
+    def made(given: dict[str, object] | None, rule: UpdateRule) -> TrainerSetup:
+        return TrainerSetup(
+            model_dir=model_dir,
+            optimizer=OptimizerSettings(learning_rate=1e-3, rule=rule),
+            seed=3,
+            compute=ComputeSettings(parallel=PARALLEL[request.param]),
+            exchange=None if given is None else SETTINGS.validate_python({**SMALL, **given}),
+        )
+
+    return made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def group(model_dir: Path) -> AsyncIterator[RankGroupTrainer]:
+async def group(setup_of: SetupOf) -> AsyncIterator[RankGroupTrainer]:
     """Yields a group whose processes every test opens its own trainer in."""
-    trainer = await RankGroupTrainer.open(setup_of(model_dir, None, AdamW()), GroupOptions())
+    trainer = await RankGroupTrainer.open(setup_of(None, AdamW()), GroupOptions())
     yield trainer
     await trainer.close()
 
@@ -84,10 +92,10 @@ async def steps(trainer: Trainer, rows: Sequence[Row], *, first: int = 0, count:
 
 @pytest.mark.parametrize("codec", ["none", "bf16", "fp16"])
 @pytest.mark.parametrize("rule", [AdamW(), Sgd(momentum=0.9)], ids=["adamw", "sgd"])
-async def test_what_loses_little_learns_what_one_process_learns(codec, rule, group, rows, model_dir):
+async def test_what_loses_little_learns_what_one_process_learns(codec, rule, group, rows, setup_of):
     thread = TorchThread(torch_threads=1)
     try:
-        setup = setup_of(model_dir, {"codec": codec}, rule)
+        setup = setup_of({"codec": codec}, rule)
         alone = await InProcessTrainer.open(
             replace(setup, compute=ComputeSettings(), exchange=None), thread=thread, device="cpu"
         )
@@ -102,11 +110,11 @@ async def test_what_loses_little_learns_what_one_process_learns(codec, rule, gro
 
 
 @pytest.mark.parametrize("given", STATEFUL, ids=lambda given: "-".join(map(str, given.values()))[:40])
-async def test_training_resumes_bit_for_bit_with_its_residuals(given, group, rows, model_dir, tmp_path):
+async def test_training_resumes_bit_for_bit_with_its_residuals(given, group, rows, setup_of, tmp_path):
     codec = SETTINGS.validate_python(given)
     # With an outer loop each rank has moments of its own.
     rule = Sgd() if codec.sgd_only and codec.outer.kind == "every_step" else AdamW()
-    setup = setup_of(model_dir, given, rule)
+    setup = setup_of(given, rule)
     await group._call(OPEN, setup=setup)
     await steps(group, rows, count=2)
     (tmp_path / "state").mkdir()
@@ -120,18 +128,20 @@ async def test_training_resumes_bit_for_bit_with_its_residuals(given, group, row
     assert await weights_of(group, tmp_path / "resumed") == uninterrupted
 
 
-async def test_what_is_kept_back_is_a_file_of_each_rank(group, rows, model_dir, tmp_path):
-    await group._call(OPEN, setup=setup_of(model_dir, {"codec": "dgc", "ratio": 20.0}, Sgd()))
+async def test_what_is_kept_back_is_a_file_of_each_rank(group, rows, setup_of, tmp_path):
+    await group._call(OPEN, setup=setup_of({"codec": "dgc", "ratio": 20.0}, Sgd()))
     await steps(group, rows, count=1)
     await group.write_state(tmp_path)
-    assert {file.name for file in tmp_path.glob("exchange-*")} == {f"exchange-{rank:05d}.pt" for rank in range(RANKS)}
+    assert {file.name for file in tmp_path.glob("exchange-*")} == {
+        f"exchange-{rank:05d}.pt" for rank in range(len(group.pids))
+    }
 
 
 async def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all_and_keeps_nothing(
-    group, rows, model_dir, tmp_path
+    group, rows, setup_of, tmp_path
 ):
     broken = [replace(rows[0], advantages=tuple(3e38 if m else 0.0 for m in rows[0].loss_mask)), *rows[1:]]
-    setup = setup_of(model_dir, {"codec": "dgc", "ratio": 20.0}, Sgd())
+    setup = setup_of({"codec": "dgc", "ratio": 20.0}, Sgd())
     found = []
     for spoiled in (True, False):
         await group._call(OPEN, setup=setup)
@@ -143,9 +153,9 @@ async def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all_and_keeps
     assert found[0] == found[1]
 
 
-async def test_metrics_show_what_was_sent_and_what_it_cost(group, rows, model_dir):
+async def test_metrics_show_what_was_sent_and_what_it_cost(group, rows, setup_of):
     exchange = {"codec": "dgc", "ratio": 20.0, "policy": {"kind": "fixed", "warmup_rounds": 0}}
-    await group._call(OPEN, setup=setup_of(model_dir, exchange, Sgd()))
+    await group._call(OPEN, setup=setup_of(exchange, Sgd()))
     results = await steps(group, rows)
     for result in results:
         assert result.exchange["exchange_ratio"] > 4
@@ -154,8 +164,8 @@ async def test_metrics_show_what_was_sent_and_what_it_cost(group, rows, model_di
         assert result.as_metrics()["exchange_ratio"] == result.exchange["exchange_ratio"]
 
 
-async def test_auto_measures_and_reports_below_which_bandwidth_compression_pays(group, rows, model_dir):
+async def test_auto_measures_and_reports_below_which_bandwidth_compression_pays(group, rows, setup_of):
     exchange = {"codec": "none", "policy": {"kind": "auto", "probe_rounds": 1}}
-    await group._call(OPEN, setup=setup_of(model_dir, exchange, AdamW()))
+    await group._call(OPEN, setup=setup_of(exchange, AdamW()))
     told = [text for result in await steps(group, rows, count=5) for text in result.events]
     assert any("compression pays off below" in text for text in told), told

@@ -15,17 +15,19 @@ import pytest_asyncio
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.objectives import LossKl, Objective
-from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import OPEN
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
-from fulmen_algorithm.training.checkpoints import OtherArchitecture
 from fulmen_algorithm.training.compute import ComputeSettings, Ddp
+from fulmen_algorithm.training.files import OtherArchitecture
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
+from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings, WeightsKind
+from fulmen_algorithm.weights.delta import DELTA_FILE, apply
+from fulmen_algorithm.weights.publishing import WeightsOrder
+from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.support.algorithm.models import small_model
-from tests.support.algorithm.trainers import GROUPS, setup_of, weights_of
+from tests.support.algorithm.trainers import weights_of
 from tests.support.processes import alive
 
 pytestmark = [
@@ -135,6 +137,28 @@ async def test_the_same_weights_are_the_same_files(alone, group, rows, start, tm
     assert one == other
 
 
+async def test_the_same_changes_are_the_same_delta(alone, group, rows, start, tmp_path):
+    order = WeightsOrder(dtype="bfloat16", keep=True)
+    await start(alone)
+    deltas = []
+    await steps(alone, rows, count=1)
+    changed = await state_of(alone, tmp_path / "state")
+    for trainer in (alone, group):
+        await start(trainer)
+        folder = tmp_path / type(trainer).__name__
+        full = await trainer.write_weights(folder / "full", order)
+        await trainer.read_state(changed)
+        # A small model is changed by so much that all weights would be smaller.
+        delta = await trainer.write_weights(folder / "delta", replace(order, base_sha256=full.sha256, dense_above=2.0))
+        assert delta.kind is WeightsKind.DELTA
+        applied = apply(read_folder(folder / "full"), folder / "delta" / DELTA_FILE)
+        assert applied.sha256() == delta.sha256 != full.sha256
+        dense = await trainer.write_weights(folder / "dense", replace(order, base_sha256=full.sha256, dense_above=0.0))
+        assert (dense.kind, dense.sha256) == (WeightsKind.FULL, delta.sha256)
+        deltas.append((folder / "delta" / DELTA_FILE).read_bytes())
+    assert deltas[0] == deltas[1]
+
+
 async def test_a_call_that_is_refused_changes_nothing_and_is_refused_alike(alone, group, rows, start, tmp_path):
     (tmp_path / "other").mkdir()
     other = small_model(tmp_path / "other/model", hidden=16).parent
@@ -148,6 +172,8 @@ async def test_a_call_that_is_refused_changes_nothing_and_is_refused_alike(alone
             await trainer.read_state(other)
         with pytest.raises(OSError):  # noqa: PT011  (the system's own text)
             await trainer.write_state(tmp_path / "file")
+        with pytest.raises(OSError):  # noqa: PT011  (the system's own text)
+            await trainer.write_weights(tmp_path / "file/below", WeightsOrder())
         texts.append(str(too_long.value))
     assert texts[0] == texts[1]
     assert_same(await steps(group, rows, count=1), await steps(alone, rows, count=1))
@@ -165,8 +191,7 @@ async def test_a_step_that_is_not_finite_is_skipped_on_every_rank(alone, group, 
 
 
 @pytest.mark.parametrize("what", ["adapters", "critic"])
-async def test_adapters_and_a_critic_are_the_same_in_one_process(what, group, rows, model_dir, tmp_path):
-    setup = group_setup(group, model_dir)
+async def test_adapters_and_a_critic_are_the_same_in_one_process(what, group, setup, rows, tmp_path):
     if what == "adapters":
         # Sharded weights have one adapter.
         roles = ROLES if isinstance(setup.compute.parallel, Ddp) else ()
@@ -195,12 +220,6 @@ async def test_adapters_and_a_critic_are_the_same_in_one_process(what, group, ro
     finally:
         await group._call(OPEN, setup=setup)
         thread.close()
-
-
-def group_setup(group: RankGroupTrainer, model_dir: Path) -> TrainerSetup:
-    """Returns what a group was opened with."""
-    [compute] = [each for each in GROUPS.values() if each.parallel.ranks == len(group.pids)]
-    return setup_of(model_dir, compute)
 
 
 async def test_a_rank_that_is_killed_takes_the_group_with_it(group, rows):

@@ -44,6 +44,8 @@ async def send(world: LiveWorld, data: bytes) -> None:
             received = await answer.read()
     finally:
         del world.answers[number]
+    if answer.status in (401, 403):
+        raise Leak(f"the call tried nothing: {received[:200]!r}")
     if answer.status == 500 or (answer.status == 404 and b"model" in received):
         raise Leak(f"status {answer.status}: {received[:200]!r}")
     if received != body:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from fulmen.errors import FulmenError
 from fulmen.ids import parse_attempt_name, parse_runner_name
+from fulmen.llm_proxy.v1.route_pb2 import Route
 from fulmen_llm_proxy.calls.response_ids import ResponseIds
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.transport.paging import page_of
@@ -25,7 +26,7 @@ _READERS = (
     lambda text: decode_token(text, listed="x", key_bytes=16),
     lambda text: Cursor.decode(text, _SELECTION),
     lambda text: decode_cursor(text, WatchSelection(project_id=1)),
-    lambda text: page_of([("a", 1), ("b", 2)], page_size=1, page_token=text),
+    lambda text: page_of([("a", Route()), ("b", Route())], page_size=1, page_token=text),
     parse_attempt_name,
     parse_runner_name,
     lambda text: _IDS.opened(text, project="projects/default"),

@@ -38,7 +38,7 @@ def _read_agent(content: bytes) -> None:
 
 def _read_table(kind: str) -> Callable[[bytes], None]:
     def read(content: bytes) -> None:
-        documents = {f"{kind}.x": Document(kind=kind, version=1, content=content)}
+        documents = {f"{kind}.x": Document(kind=kind, version=1, content=content, size_bytes=len(content))}
         table = build_table(documents, before=RoutingTable())
         assert not table.unreadable, "the store accepts what the proxy cannot read"
 

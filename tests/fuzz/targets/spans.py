@@ -24,7 +24,7 @@ from fulmen_store.transport.wire.spans import (
     Listing,
     chunk_message,
     content_problem,
-    filtered_chunk,
+    filtered_chunks,
     read_chunk,
     read_filter,
 )
@@ -56,7 +56,7 @@ def run(data: bytes) -> None:
     content_problem(chunk, own=parse_attempt_name(ATTEMPT))
     chosen = read_filter(decoded(SpanFilter, wanted)) or SpanFilterRule()
     with contextlib.suppress(ChunkUnreadable):
-        filtered_chunk(chunk, new.project, chosen, set())
+        filtered_chunks(chunk, new.project, chosen, set())
         listing = Listing(new.project, after=None, limit=2, max_bytes=1000, wanted=chosen)
         listing.add(chunk)
         listing.spans()

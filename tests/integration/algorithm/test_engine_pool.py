@@ -1,236 +1,25 @@
-"""The engine pool: an engine per policy, eviction of the idlest, recovery after a restart."""
+"""The engine pool: the engines of each policy, eviction of the idlest, recovery after a restart."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 
-from fulmen.errors import FulmenError, RouteNotFound
-from fulmen.ids import DEFAULT_PROJECT
-from fulmen.llm_proxy.v1 import backend_service_pb2, route_pb2, route_service_pb2
-from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceServicer, add_BackendServiceServicer_to_server
-from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceServicer, add_RouteServiceServicer_to_server
-from fulmen.rpc.channel import open_channel
-from fulmen.rpc.status import STATUS_METADATA_KEY, encode
-from fulmen_algorithm.engines.engine import EngineAddress, EngineFailed, EngineOptions, SwapGate
-from fulmen_algorithm.engines.pool import EnginePool, RunServing
+from fulmen.errors import QuotaExceeded
+from fulmen_algorithm.engines import pool as pool_module
+from fulmen_algorithm.engines.engine import EngineFailed
+from fulmen_algorithm.engines.joined import JoinedEngine, JoiningEngine
 from fulmen_algorithm.engines.proxy_admin import MAX_BACKEND_ID, backend_id
-from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettings, ExternalEngine
-from fulmen_algorithm.policy.served import ServedPolicies
+from fulmen_algorithm.policy.engine_settings import ExternalEngine
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
-
-FIRST_PORT = 9000
-EMBEDDED = EmbeddedEngine()
-WAIT_S = 30
-
-
-class Proxy(BackendServiceServicer, RouteServiceServicer):
-    def __init__(self) -> None:
-        self.backends: dict[str, str] = {}
-        self.routes: dict[str, int] = {}
-        self.projects: dict[str, str] = {}
-        self.news = asyncio.Condition()
-        self.refusals = 0
-        """How many registrations are refused from now on."""
-        self.answers = asyncio.Event()
-        self.answers.set()
-        """Whether routes are deleted at once."""
-        self.asked = asyncio.Event()
-
-    async def RegisterBackend(self, request, context):
-        if self.refusals:
-            self.refusals -= 1
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
-        async with self.news:
-            self.backends[request.backend.name] = request.backend.base_url
-            self.news.notify_all()
-        return backend_service_pb2.RegisterBackendResponse(backend=request.backend)
-
-    async def HoldBackend(self, request, context):
-        return backend_service_pb2.HoldBackendResponse()
-
-    async def DeleteBackend(self, request, context):
-        self.backends.pop(request.name, None)
-        return backend_service_pb2.DeleteBackendResponse()
-
-    async def GetRoute(self, request, context):
-        if request.name not in self.routes:
-            await refuse(RouteNotFound("There is no such route.", model=request.name), context)
-        route = route_pb2.Route(name=request.name, project=self.projects[request.name])
-        return route_service_pb2.GetRouteResponse(route=route)
-
-    async def PutRoute(self, request, context):
-        self.projects[request.route.name] = request.route.project
-        self.routes[request.route.name] = request.route.targets[0].policy_version
-        return route_service_pb2.PutRouteResponse(route=request.route)
-
-    async def PromoteVersion(self, request, context):
-        name = f"routes/{request.policy}"
-        if name not in self.routes:
-            await refuse(RouteNotFound("There is no such route.", policy=request.policy), context)
-        self.routes[name] = request.policy_version
-        return route_service_pb2.PromoteVersionResponse()
-
-    async def DeleteRoute(self, request, context):
-        self.asked.set()
-        await self.answers.wait()
-        self.routes.pop(request.name, None)
-        return route_service_pb2.DeleteRouteResponse()
-
-
-async def refuse(error: FulmenError, context: grpc.aio.ServicerContext) -> None:
-    status = ((STATUS_METADATA_KEY, encode(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode.NOT_FOUND, error.message, status)
-
-
-class LightEngine:
-    """An engine without a model, which ends on request."""
-
-    def __init__(self, port: int, proxy: Proxy) -> None:
-        self.port = port
-        self.proxy = proxy
-        self.end = asyncio.Event()
-        self.swaps: list[int] = []
-        self.routed: list[tuple[dict[str, int], dict[str, int]]] = []
-        """The proxy's routes when it took weights, and when these were promoted."""
-        self.failures: list[Exception] = []
-
-    @property
-    def pid(self) -> int:
-        return os.getpid()
-
-    @property
-    def address(self) -> EngineAddress:
-        return EngineAddress(base_url=f"http://127.0.0.1:{self.port}/v1")
-
-    async def ended(self) -> int:
-        await self.end.wait()
-        return 1
-
-    async def sampled_tokens(self) -> int:
-        return 7
-
-    async def healthy(self) -> bool:
-        return True
-
-    async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
-        before = dict(self.proxy.routes)
-        self.swaps.append(policy.version)
-        if self.failures:
-            raise self.failures.pop()
-        await gate.promote()
-        self.routed.append((before, dict(self.proxy.routes)))
-        return SwapStats()
-
-    async def stop(self) -> None:
-        self.end.set()
-
-
-class World:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.proxy = Proxy()
-        self.started: list[tuple[str, int, LightEngine]] = []
-        self.news = asyncio.Condition()
-        self.failures: list[Exception] = []
-        """What the next starts raise."""
-        self.elsewhere: set[str] = set()
-        """Policies that another service has run since."""
-
-    async def start(
-        self,
-        options: EngineOptions,
-        policy: PublishedPolicy,
-        *,
-        engine: EngineSettings,
-        notify: Notify,
-        gate: SwapGate,
-    ) -> LightEngine:
-        """Starts an engine; an external one promotes its version itself."""
-        if self.failures:
-            raise self.failures.pop()
-        made = LightEngine(options.port, self.proxy)
-        if isinstance(engine, ExternalEngine):
-            await gate.promote()
-            made.routed.append(({}, dict(self.proxy.routes)))
-        async with self.news:
-            self.started.append((policy.policy, policy.version, made))
-            self.news.notify_all()
-        return made
-
-    async def until_started(self, count: int) -> None:
-        """Waits until that many engines have started."""
-        async with asyncio.timeout(WAIT_S), self.news:
-            await self.news.wait_for(lambda: len(self.started) >= count)
-
-    async def until_registered(self, backend: str) -> None:
-        """Waits until the proxy knows a backend."""
-        async with asyncio.timeout(WAIT_S), self.proxy.news:
-            await self.proxy.news.wait_for(lambda: backend in self.proxy.backends)
-
-    async def still_serves(self, policy: str) -> bool:
-        """Returns whether no other service has run a policy since."""
-        return policy not in self.elsewhere
-
-    @asynccontextmanager
-    async def pool(self, *, max_engines: int = 2) -> AsyncIterator[EnginePool]:
-        options = EngineOptions(
-            host="127.0.0.1", advertise_host="127.0.0.1", port=FIRST_PORT, token="", torch_threads=1, device="cpu",
-            max_batch_size=1,
-        )  # fmt: skip
-        async with open_channel(self.target) as channel:
-            pool = EnginePool(
-                options,
-                starter=self,
-                proxy=channel,
-                backend_prefix="engine",
-                file=ServedPolicies(self.folder / "served.json"),
-                max_engines=max_engines,
-                outage_limit_s=5,
-                still_serves=self.still_serves,
-            )
-            task = asyncio.create_task(pool.run())
-            try:
-                yield pool
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def serve(
-        self,
-        pool: EnginePool,
-        policy: str,
-        version: int = 1,
-        engine: EngineSettings = EMBEDDED,
-        project: str = DEFAULT_PROJECT,
-    ) -> RunServing:
-        run = f"{project}/trainingRuns/{policy}"
-        serving = pool.serving(run, project, engine, lambda severity, text: None)
-        await serving.serve(self.published(policy, version), {}, lambda severity, text: None)
-        return serving
-
-    def published(self, policy: str, version: int) -> PublishedPolicy:
-        path = self.folder / f"{policy}-{version}"
-        path.mkdir(exist_ok=True)
-        return PublishedPolicy(name=f"resources/policy.{policy}/versions/{version}", version=version, path=path)
+from tests.support.algorithm.light_engines import WAIT_S, World, light_world
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
-    server = grpc.aio.server()
-    add_BackendServiceServicer_to_server(made.proxy, server)
-    add_RouteServiceServicer_to_server(made.proxy, server)
-    made.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield made
-    await server.stop(None)
+    async with light_world(tmp_path) as made:
+        yield made
 
 
 async def test_each_policy_has_an_engine_a_backend_and_a_port_of_its_own(world):
@@ -276,7 +65,7 @@ async def test_a_file_of_served_versions_that_cannot_be_read_stops_nothing(world
 async def test_the_idlest_engine_of_an_ended_run_makes_room_and_no_other(world):
     async with world.pool() as pool:
         first, second = await world.serve(pool, "a"), await world.serve(pool, "b")
-        with pytest.raises(RunFailed, match="All 2 engines"):
+        with pytest.raises(RunFailed, match=r"needs 1 of the service's 2 engines .* 2 serve policies of active runs"):
             await world.serve(pool, "c")
         second.release()
         first.release()
@@ -409,6 +198,19 @@ async def test_a_run_cancelled_while_an_engine_is_evicted_leaves_no_engine_unsup
 
 
 def test_ids_of_backends_are_short_and_different():
-    names = {backend_id("engine", "p" * 62 + end) for end in "ab"}
-    assert len(names) == 2
+    names = {backend_id("engine", "p" * 62 + end, index) for end in "ab" for index in range(3)}
+    names |= {backend_id("engine", policy, index) for policy in ("a", "1-a") for index in range(3)}
+    assert len(names) == 12
     assert all(len(name) <= MAX_BACKEND_ID for name in names)
+
+
+async def test_no_more_engines_join_a_policy_than_its_routes_may_have_targets(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "MAX_REPLICAS", 1)
+    async with world.pool() as pool:
+        await world.serve(pool, "a")
+        (run,) = [place.run for place in pool._places.values()]
+        joining = JoinedEngine(JoiningEngine(engine_id="gpu-7", base_url="http://10.0.0.7:8000/v1"))
+        with pytest.raises(QuotaExceeded):
+            await asyncio.wait_for(pool.join(run, joining), WAIT_S)

@@ -24,7 +24,8 @@ from fulmen_algorithm.runs.provenance import BASE
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState
 from tests.support.algorithm.hub import Hub, Repository, commit_of, running_hub
 from tests.support.algorithm.model_services import ModelResources
-from tests.support.algorithm.run_service import ALGORITHMS, now, working
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import ALGORITHMS, working
 from tests.support.algorithm.runs import eventually
 from tests.support.algorithm.sharded import sharded_model
 

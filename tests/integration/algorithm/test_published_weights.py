@@ -46,4 +46,4 @@ async def test_versions_by_delta_are_served_and_the_best_has_an_alias(short_tmp_
         assert deltas
         assert all(0 < f["publish_bytes"] < f["publish_bytes_full"] for f in deltas)
         assert all(f["publish_pause_ms"] < 1000 for f in deltas)
-        assert not [text for text in watcher.notices() if "restarting it" in text]
+        assert not [text for text in watcher.notices() if "is restarted" in text]

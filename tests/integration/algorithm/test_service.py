@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
@@ -21,6 +23,8 @@ from fulmen.errors import (
     TrainingRunNotFound,
 )
 from fulmen.rpc.channel import open_channel
+from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
@@ -43,10 +47,17 @@ def environment(state_dir: Path, **more: str) -> dict[str, str]:
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
     """Runs the service; yields its process and its address."""
+    async with serving(tmp_path) as served:
+        yield served
+
+
+@asynccontextmanager
+async def serving(state_dir: Path, **more: str) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
+    """Runs a service with further settings; yields its process and its address."""
     async with serving_keys(KeyService(KEY)) as store:
         process = subprocess.Popen(
             [*MODULE, "serve"],
-            env=environment(tmp_path, STORE_TARGET=store),
+            env=environment(state_dir, STORE_TARGET=store, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -69,6 +80,54 @@ def run_once(command: str, settings: dict[str, str]) -> subprocess.CompletedProc
 
 def stub(channel: object) -> TrainingRunServiceStub:
     return TrainingRunServiceStub(channel)
+
+
+STAGES = """
+name = "tool"
+[policy]
+name = "tool"
+build = "agent.py:build"
+[agent]
+python = "agent.py:solve"
+[data]
+train = "tasks.jsonl"
+demonstrations = "conversations.jsonl"
+[[stage]]
+algorithm = "sft"
+[[stage]]
+algorithm = "grpo"
+kl = {kind = "loss"}
+parallel = {kind = "ddp", ranks = RANKS, reference_gpus = "own"}
+"""
+
+
+async def test_a_check_shows_the_gpus_of_each_stage_or_every_reason_why_they_do_not_fit(tmp_path, monkeypatch):
+    lists = tmp_path / "nvidia-smi"
+    lists.write_text("#!/bin/sh\nfor n in 0 1 2 3 4; do echo $n, GPU-$n, NVIDIA H100, 81920; done\n")
+    lists.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"input": "hello"}\n')
+    (tmp_path / "conversations.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}\n')
+    token = TokenSigner(KEY).issue(Role.CLIENT, subject="test", ttl_s=600)
+    async with serving(tmp_path / "state", DEVICE="cuda") as (_, target):
+
+        async def checked(ranks: int, *, status: Exit) -> str:
+            (tmp_path / "train.toml").write_text(STAGES.replace("RANKS", str(ranks)))
+            words = ["train", str(tmp_path / "train.toml"), "--check", "--algorithm-target", target, "--token", token]
+            done = await asyncio.to_thread(CliRunner().invoke, app, words, env={"COLUMNS": "200", "TERM": "dumb"})
+            assert done.exit_code == status, done.output
+            return done.output
+
+        shown = await checked(2, status=Exit.OK)
+        assert "stage 1 (sft): GPUs (5 x NVIDIA H100, 80 GiB): the trainer on 0; the engine on 1." in shown
+        assert (
+            "stage 2 (grpo): GPUs (5 x NVIDIA H100, 80 GiB): the trainer's 2 ranks on 0-1; the 2 copies of the reference"
+            " on 2-3; the engine on 4."
+        ) in shown
+        refused = " ".join((await checked(4, status=Exit.USAGE)).split())
+        assert "stage 2 (grpo): the trainer's 4 ranks and the 4 copies of the reference: 8 GPUs are needed" in refused
 
 
 async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):

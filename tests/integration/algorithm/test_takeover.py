@@ -36,7 +36,7 @@ pytestmark = [
 # Long enough that an owner on a busy machine keeps its lease; a run that loses it without a reason has one epoch too many.
 LEASE_S = 12.0
 # A stack that does nothing else takes four a second, and the run must not end before it is disturbed.
-LONG_STEPS = 90
+LONG_STEPS = 48
 LONG = {**SETTINGS, "steps": LONG_STEPS, "checkpoint_every": 2, "validate_every": 1000}
 TAKEOVER_LIMIT_S = 60.0
 PENDING, RUNNING = pb.TRAINING_RUN_STATE_PENDING, pb.TRAINING_RUN_STATE_RUNNING

@@ -11,8 +11,10 @@ import pytest
 
 from fulmen.client.aio.trainers import AsyncTrainer
 from fulmen.errors import ModelNotFound, TrainerLost, TrainerNotFound, TrainerSequenceInvalid
+from fulmen_service_kit.security.tokens import Role
+from tests.support.algorithm.machine import Machine
 from tests.support.algorithm.models import small_model
-from tests.support.algorithm.outside_loops import LORA, ROWS, Machine, client_of, steps
+from tests.support.algorithm.outside_loops import LORA, ROWS, client_of, steps
 from tests.support.store.running import StoreHandle
 
 pytestmark = pytest.mark.long(short=True)
@@ -25,7 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def machine(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Machine]:
-    machine = Machine(store, tmp_path)
+    token = store.token(Role.SERVICE, project="projects/*")
+    machine = Machine(store.target, token, tmp_path, model_roots="/")
     await machine.start()
     yield machine
     await machine.stop()
@@ -45,8 +48,7 @@ async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
             await steps(trainer, range(2))
             checkpoint = await trainer.save("two")
             await trainer.forward_backward(ROWS[2:])  # is lost
-            await machine.kill()
-            await machine.start()
+            await machine.restart()
 
             with pytest.raises(TrainerSequenceInvalid, match="optimizer step 2 after call 4") as told:
                 await trainer.optim_step(learning_rate=1e-2)
@@ -56,8 +58,7 @@ async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
 
             if lora is not None:
                 # Every step of it is saved.
-                await machine.kill()
-                await machine.start()
+                await machine.restart()
                 assert (await trainer.forward(ROWS)).logprobs == expected
             again = await client.trainer(checkpoint=checkpoint)
             assert (again.policy, again.step) == ("p", 2)
@@ -96,8 +97,7 @@ async def test_a_loop_under_kills_trains_what_an_undisturbed_one_does(
                 while trainer.step < step:  # noqa: ASYNC110  # state of the loop
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(chance.uniform(0, 0.02))
-                await machine.kill()
-                await machine.start()
+                await machine.restart()
 
         killer = asyncio.create_task(killing())
         assert await trained(trainer) == expected

@@ -6,13 +6,9 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -24,19 +20,19 @@ from fulmen.models.files import manifest_digest
 from fulmen.models.transfer import TransferFailed, download_weights, upload_model
 from fulmen.rpc.channel import open_channel
 from fulmen.rpc.services import Targets, connect
-from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.train_toml.agent import AgentConfig
 from fulmen.train_toml.train import DataConfig, PolicyConfig, TrainConfig
 from fulmen_algorithm.weights.delta import DELTA_FILE, encode
-from fulmen_algorithm.weights.tensor_files import RawTensor, Weights, read_folder, write_tensors
+from fulmen_algorithm.weights.tensor_files import read_folder, write_tensors
 from fulmen_cli.connection import Connection
 from fulmen_cli.main import app
 from fulmen_cli.model.transfer import with_uploaded_base
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.algorithm.machine import Machine
 from tests.support.algorithm.model_folders import content_of, manifest_of, model_folder
+from tests.support.algorithm.policy_versions import Policies, tensors
 from tests.support.exchange.line import Line
 from tests.support.service_kit.key_store import KeyService, serving_keys
-from tests.support.service_kit.processes import ServiceProcess, serving_process
 from tests.support.services import serving, target_of
 from tests.support.store.running import StoreHandle
 
@@ -46,39 +42,11 @@ SIZE_BYTES = 6 * MIB + 12_345
 PATIENCE_S = 90.0
 
 
-class Machine:
-    """A service that can be killed, and started again on the same port and state."""
-
-    def __init__(self, store: str, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self._settings = {
-            "token": TokenSigner(KEY).issue(Role.SERVICE, subject="algorithm", ttl_s=3600),
-            "port": self.port,
-            "metrics_port": 0,
-            "state_dir": folder / "state",
-            "store_target": store,
-            "warm_start": "false",
-        }
-        self._life = AsyncExitStack()
-        self._process: ServiceProcess | None = None
-
-    async def start(self) -> None:
-        self._process = await self._life.enter_async_context(serving_process("fulmen_algorithm", self._settings))
-
-    async def stop(self) -> None:
-        await self._life.aclose()
-
-    def kill(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGKILL)
-
-
 @pytest.fixture
 async def machine(tmp_path: Path) -> AsyncIterator[Machine]:
     async with serving_keys(KeyService(KEY)) as store:
-        machine = Machine(store, tmp_path)
+        token = TokenSigner(KEY).issue(Role.SERVICE, subject="algorithm", ttl_s=3600)
+        machine = Machine(store, token, tmp_path, warm_start="false")
         await machine.start()
         yield machine
         await machine.stop()
@@ -216,7 +184,7 @@ async def test_the_command_line_uploads_lists_downloads_and_deletes(
 ) -> None:
     (folder / "modeling.py").write_text("raise SystemExit")
     token = TokenSigner(KEY).issue(Role.CLIENT, subject="x", ttl_s=600, project="projects/a")
-    where = ["--algorithm-target", f"127.0.0.1:{machine.port}", "--token", token]
+    where = ["--algorithm-target", machine.address, "--token", token]
 
     async def fulmen(*arguments: str | Path) -> str:
         done = await asyncio.to_thread(CliRunner().invoke, app, ["model", *map(str, arguments), *where])
@@ -244,7 +212,7 @@ async def test_the_command_line_uploads_lists_downloads_and_deletes(
 
 async def test_a_training_on_another_machine_uploads_its_folder_first(machine: Machine, folder: Path) -> None:
     token = TokenSigner(KEY).issue(Role.CLIENT, subject="x", ttl_s=600, project="projects/a")
-    target = f"127.0.0.1:{machine.port}"
+    target = machine.address
     config = TrainConfig(
         file=folder / "train.toml",
         name="x",
@@ -268,30 +236,6 @@ async def test_a_folder_is_not_overwritten(weights: WeightServiceStub, folder: P
     assert content_of(folder) == before
 
 
-class Policies:
-    """The versions of a policy, as a run publishes them, and a client that downloads them."""
-
-    def __init__(self, runs: Path, client: WeightServiceStub, store: StoreHandle) -> None:
-        self._folder = runs / "default/run/models"
-        self.client = client
-        self._store = store
-
-    async def publish(self, name: str, description: dict[str, object]) -> Path:
-        """Publishes the next version, whose weights are in a folder of a name."""
-        path = self._folder / name
-        path.mkdir(parents=True)
-        content = json.dumps({"path": str(path), "dtype": "float32", "size_bytes": 1, "step": 1, **description})
-        version = resource_pb2.ResourceVersion(
-            name="resources/policy.solver", kind="policy", content=content.encode(), project="projects/default"
-        )
-        stubs = await self._store.stubs(role=Role.SERVICE)
-        await stubs.resources.PublishResources(resource_service_pb2.PublishResourcesRequest(resources=[version]))
-        return path
-
-    def source(self, version: str, form: pb.WeightForm = pb.WEIGHT_FORM_UNSPECIFIED) -> pb.WeightSource:
-        return pb.WeightSource(policy_version=f"resources/policy.solver{version}", form=form)
-
-
 @pytest.fixture
 async def policies(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Policies]:
     async with (
@@ -299,13 +243,6 @@ async def policies(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Policies
         open_channel(target_of(parts), token=store.token(Role.CLIENT, project="projects/default")) as channel,
     ):
         yield Policies(tmp_path / "state/runs", WeightServiceStub(channel), store)
-
-
-def tensors(last: int) -> Weights:
-    """Returns weights of which one word differs."""
-    words = np.arange(101, dtype=np.uint32)
-    words[-1] += last
-    return Weights(tensors={"w": RawTensor(dtype="F32", shape=(101,), words=words)})
 
 
 async def test_every_kind_of_version_is_downloaded_as_it_was_published(policies: Policies, tmp_path: Path) -> None:
@@ -336,10 +273,18 @@ async def test_every_kind_of_version_is_downloaded_as_it_was_published(policies:
     (tmp_path / "read/model.safetensors").write_bytes(rebuilt["model.safetensors"])
     assert read_folder(tmp_path / "read").sha256() == tensors(2).sha256()
     assert await download("/versions/3") == content_of(lora)
+    assert await download("/versions/2", pb.WEIGHT_FORM_DELTA) == content_of(delta)
+    assert await download("/versions/3", pb.WEIGHT_FORM_BASE) == content_of(full)
     assert await download("") == await download("/aliases/latest", pb.WEIGHT_FORM_ADAPTERS)
     assert await download("/versions/4", pb.WEIGHT_FORM_FULL) == content_of(merged)
-    for version, form in (("/versions/3", pb.WEIGHT_FORM_FULL), ("/versions/1", pb.WEIGHT_FORM_ADAPTERS)):
-        with pytest.raises(WeightsUnavailable, match="adapters"):
+    for version, form in (
+        ("/versions/3", pb.WEIGHT_FORM_FULL),
+        ("/versions/3", pb.WEIGHT_FORM_DELTA),
+        ("/versions/1", pb.WEIGHT_FORM_ADAPTERS),
+        ("/versions/1", pb.WEIGHT_FORM_DELTA),
+        ("/versions/2", pb.WEIGHT_FORM_BASE),
+    ):
+        with pytest.raises(WeightsUnavailable):
             await policies.client.GetWeights(pb.GetWeightsRequest(source=policies.source(version, form)))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,10 @@ from typer.testing import CliRunner
 
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
-from tests.support.postgres import shared_server
-from tests.support.store.running import StoreHandle, Stubs, running_store
+from tests.support.store.fixtures import stubs
+from tests.support.store.running import StoreHandle, running_store
 
-
-@pytest.fixture
-def database_url() -> Iterator[str]:
-    """Yields the URL of a database with the store's schema."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    yield dsn
-    server.drop(dsn)
+__all__ = ["fulmen", "store", "stubs"]
 
 
 @pytest.fixture
@@ -35,18 +29,14 @@ async def store(database_url: str) -> AsyncIterator[StoreHandle]:
 
 
 @pytest.fixture
-async def stubs(store: StoreHandle) -> Stubs:
-    """Returns stubs of an administrator."""
-    return await store.stubs()
-
-
-@pytest.fixture
 def fulmen(store: StoreHandle) -> Callable[..., Awaitable[Result]]:
     """Returns a function that runs a command on the store, in this process, and checks its exit status if one is given."""
 
     async def run(*arguments: str | Path, status: int | None = 0, role: Role = Role.ADMIN, token: str = "") -> Result:
         environment = {
             "FULMEN_STORE_TARGET": store.target,
+            # Nobody listens there; another stack of this machine may at the default port.
+            "FULMEN_ALGORITHM_TARGET": os.environ.get("FULMEN_ALGORITHM_TARGET", "127.0.0.1:1"),
             "FULMEN_TOKEN": token or store.token(role),
             "COLUMNS": "200",
             "TERM": "dumb",

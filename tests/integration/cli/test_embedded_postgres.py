@@ -14,6 +14,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from fulmen_cli.local import postgres
 from fulmen_cli.local.postgres import EmbeddedPostgres, EmbeddedPostgresError
 
 pytestmark = pytest.mark.timeout(180)
@@ -86,7 +87,10 @@ def test_a_server_that_is_told_to_shut_down_does_not_wait_for_open_connections(s
     asyncio.run(end_beside_a_connection())
 
 
-def test_a_server_that_is_stopped_is_replaced_with_all_its_processes(server: EmbeddedPostgres) -> None:
+def test_a_server_that_is_stopped_is_replaced_with_all_its_processes(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "PROBE_LIMIT_S", 1)
     first = pid_of(server)
     children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
     for pid in (first, *map(int, children)):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,30 @@ with fulmen.Client() as client:
     except fulmen.TransferFailed:
         print(client.models.push(folder, "acme/solver"))
 """
+WITHOUT_AGENT = """
+import sys
+import fulmen
+
+with fulmen.Client() as client:
+    demonstration = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    run = client.train(
+        algorithm=fulmen.SFT(steps=2, report_every=1), demonstrations=[demonstration], base=sys.argv[1], name="python"
+    )
+    print([step.number for step in run])
+"""
+SFT = """
+name = "alone"
+[policy]
+name = "alone"
+base = "hf:{base}"
+[data]
+demonstrations = "demonstrations.jsonl"
+[[stage]]
+algorithm = "sft"
+steps = 2
+batch_size = 2
+report_every = 1
+"""
 Fulmen = Callable[..., Awaitable[Result]]
 
 
@@ -80,6 +105,20 @@ class World:
         assert done.state == pb.TRAINING_RUN_STATE_SUCCEEDED, done.failure_message
         return done
 
+    async def in_python(self, program: str, *arguments: str | Path) -> str:
+        """Runs a program with the services of this world; returns what it printed."""
+        environment = {
+            "FULMEN_STORE_TARGET": self.store.target, "FULMEN_LLM_PROXY_TARGET": "127.0.0.1:1",
+            "FULMEN_TOKEN": self.store.token(Role.CLIENT), "HF_TOKEN": self.hub.token, "HF_HUB_DISABLE_XET": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-c", program, *arguments]
+        # The store runs in this process.
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=os.environ | environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
 
 @pytest.fixture
 async def world(store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
@@ -109,6 +148,10 @@ async def world(store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             address = f"127.0.0.1:{service.port}"
             monkeypatch.setenv("FULMEN_ALGORITHM_TARGET", address)
             yield World(hub=hub, store=store, address=address, demonstrations=published.name)
+
+
+def documents(result: Result) -> list[Any]:
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -143,17 +186,8 @@ async def test_a_model_of_a_hub_is_trained_listed_exported_and_reproduced(
     assert [path.name for path in out.parent.iterdir()] == ["solver"]
 
     python = tmp_path / "python"
-    environment = {
-        "FULMEN_STORE_TARGET": world.store.target, "FULMEN_LLM_PROXY_TARGET": "127.0.0.1:1",
-        "FULMEN_TOKEN": world.store.token(Role.CLIENT), "HF_TOKEN": world.hub.token, "HF_HUB_DISABLE_XET": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-c", IN_PYTHON, run.name, python]
-    # The store runs in this process.
-    done = await asyncio.to_thread(
-        subprocess.run, command, env=os.environ | environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{world.hub.url}/acme/solver/commit/" in done.stdout
+    printed = await world.in_python(IN_PYTHON, run.name, python)
+    assert f"{world.hub.url}/acme/solver/commit/" in printed
     files = {path.name: path.read_bytes() for path in python.iterdir()}
     assert files == {path.name: path.read_bytes() for path in out.iterdir()}
     assert world.hub.repositories["acme/solver"].commits[commit_of("main")] == files
@@ -161,8 +195,33 @@ async def test_a_model_of_a_hub_is_trained_listed_exported_and_reproduced(
 
     world.hub.repositories[NAME].commits[commit_of("later")] = world.hub.repositories[NAME].commits[commit_of("main")]
     world.hub.repositories[NAME].refs["main"] = commit_of("later")
-    again = json.loads((await fulmen("run", "reproduce", "solver", "--exact", "-o", "json")).stdout)
+    *events, again = documents(await fulmen("run", "reproduce", "solver", "--exact", "-o", "json"))
+    assert [event["step"]["step"] for event in events if "step" in event] == ["1", "2"]
     assert [run["provenance"]["policy.base"] for run in again["runs"]] == [base, base]
+
+
+async def test_conversations_alone_are_imitated_without_an_agent_and_every_event_is_a_line_of_json(
+    world: World, store: StoreHandle, fulmen: Fulmen, tmp_path: Path
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    line = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+    (folder / "demonstrations.jsonl").write_text(f"{json.dumps(line)}\n")
+    (folder / "train.toml").write_text(SFT.format(base=NAME))
+    # No bundle is made: what could not be in one does not matter.
+    (folder / "notes.txt").write_text("-----BEGIN RSA PRIVATE KEY-----\n")
+
+    done = await fulmen("train", folder / "train.toml", "-o", "json", "--report-dir", tmp_path / "report")
+    *events, summary = documents(done)
+    assert [event["step"]["step"] for event in events if "step" in event] == ["1", "2"]
+    states = [event["run"]["state"].rpartition("_")[2] for event in events if "run" in event]
+    assert (states[0], states[-1]) == ("PENDING", "SUCCEEDED")
+    assert summary == json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert [run["algorithm"] for run in summary["training_runs"]] == ["sft"]
+
+    assert await world.in_python(WITHOUT_AGENT, f"hf:{NAME}") == "[1, 2]\n"
+    kinds = {each["kind"] for each in json.loads((await fulmen("resources", "list", "-o", "json")).stdout)}
+    assert kinds == {"dataset", "policy"}
 
 
 async def test_a_version_that_is_a_difference_is_put_together(stubs: Stubs, fulmen: Fulmen, tmp_path: Path) -> None:

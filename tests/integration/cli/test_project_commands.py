@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from click.testing import Result
 
+from fulmen.store.v1 import usage_service_pb2 as usage_pb
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import Exit
 from tests.support.cli.screens import check_screen
+from tests.support.store.running import Stubs, create
 
 Fulmen = Callable[..., Awaitable[Result]]
 
@@ -24,6 +26,27 @@ async def test_a_project_is_created_changed_shown_and_listed(fulmen: Fulmen) -> 
     listed = await fulmen("project", "list")
     freed = await fulmen("project", "update", "team-a", "--max-running", "0", "--retention-days", "0")
     check_screen("project", changed.stdout + listed.stdout + freed.stdout)
+
+
+async def test_budgets_are_set_one_by_one_shown_with_what_is_spent_and_removed(fulmen: Fulmen, stubs: Stubs) -> None:
+    await fulmen("project", "create", "team-a", "--budget", "project=12.5/month", "--budget", "run/demo=20")
+    spend = usage_pb.SpendDelta(project="projects/team-a", subject="run/demo", cost_micros=1_250_000)
+    await stubs.usage.SyncUsage(usage_pb.SyncUsageRequest(instance_id="i", sequence=1, spend=[spend]))
+    shown = (await fulmen("project", "update", "team-a", "--budget", "agent/agent.x=0.000001/day")).stdout
+    assert [line.split(maxsplit=1)[1] for line in shown.splitlines() if line.startswith("budget")] == [
+        "project=12.5/month ($0.00 spent)",
+        "run/demo=20 ($1.25 spent)",
+        "agent/agent.x=0.000001/day ($0.00 spent)",
+    ]
+    raised = ("--budget", "run/demo=30", "--budget", "project=0/month", "--budget", "agent/agent.x=0")
+    await fulmen("project", "update", "team-a", *raised)
+    budgets = json.loads((await fulmen("project", "get", "team-a", "-o", "json")).stdout)["model_limits"]["budgets"]
+    assert {each["subject"]: (each["limit_micros"], each.get("spent_micros")) for each in budgets} == {
+        "agent/agent.x": ("1", None),
+        "run/demo": ("30000000", "1250000"),
+    }
+    for wrong in ("project", "project=x", "project=-1", "project=1/week", "=3", "shop=3"):
+        await fulmen("project", "update", "team-a", "--budget", wrong, status=Exit.USAGE)
 
 
 async def test_limits_of_model_calls_are_set_one_by_one_and_shown(fulmen: Fulmen) -> None:
@@ -66,3 +89,19 @@ async def test_a_token_is_issued_used_listed_and_revoked(fulmen: Fulmen) -> None
 
 def test_a_connection_does_not_show_its_token() -> None:
     assert "secret" not in repr(Connection(token="a secret"))
+
+
+async def test_a_queue_is_paused_shown_as_paused_and_resumed(fulmen: Fulmen, stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    paused = await fulmen("project", "pause", "default", "--reason", "new weights")
+    queue = await fulmen("queue")
+    shown = await fulmen("rollout", "show", name)
+    assert "new weights" in queue.stdout.splitlines()[3]
+    first = shown.stdout.splitlines()[0]
+    resumed = await fulmen("project", "resume")
+    again = await fulmen("project", "resume", "default")
+    check_screen(
+        "project-pause", paused.stdout + f"{queue.stdout.splitlines()[3]}\n{first}\n" + resumed.stdout + again.stdout
+    )
+    assert "paused" not in (await fulmen("queue")).stdout
+    await fulmen("project", "pause", "none", status=Exit.NOT_FOUND)

@@ -114,6 +114,27 @@ async def test_backends_are_added_drained_held_and_removed(fulmen: Fulmen, backe
     check_screen("proxy-backend", screen)
 
 
+async def test_a_backend_has_headers_of_its_own_and_drops_parameters(fulmen: Fulmen, backend: Backend) -> None:
+    headers = ("--header", "X-Title=Support", "--header", "HTTP-Referer=https://a.example/?b=c")
+    screen = await fulmen.ok("backend", "add", "one", backend.url, *headers, "--drop-params")
+    assert "HTTP-Referer=https://a.example/?b=c, X-Title=Support" in screen
+    [listed] = json.loads(await fulmen.ok("backends", "-o", "json"))
+    assert listed["headers"] == {"X-Title": "Support", "HTTP-Referer": "https://a.example/?b=c"}
+    assert listed["drop_params"] is True
+    wrong = await fulmen(
+        "backend", "add", "one", backend.url, "--header", "X-Title", "--header", "a=1", "--header", "a=2"
+    )
+    assert wrong.exit_code == Exit.USAGE
+    assert "--header X-Title: is not of the form NAME=VALUE." in wrong.stderr
+    assert "--header a=2: is given twice." in wrong.stderr
+
+
+async def test_a_promotion_of_a_lower_version_says_so(fulmen: Fulmen, backend: Backend) -> None:
+    await served(fulmen, backend)
+    assert "is lower than" not in (await fulmen("promote", POLICY, "8")).stderr
+    assert "Version 7 is lower than 8" in (await fulmen("promote", POLICY, "7")).stderr
+
+
 async def test_a_route_is_put_shown_split_promoted_and_rolled_back(fulmen: Fulmen, backend: Backend) -> None:
     await served(fulmen, backend)
     options = ("--balancing", "prefix-cache", "--fallback", "other", "--deadline", "60", "--hedge", "0.25")

@@ -111,3 +111,36 @@ async def test_a_malformed_filter_is_wrong_usage_and_says_where(rollout: Rollout
 @pytest.mark.parametrize("arguments", [[], ["x", "--filter", "*"], ["x", "--run", "r"]])
 async def test_a_retry_is_by_name_or_by_filter(rollout: Rollout, arguments: list[str]) -> None:
     await rollout("retry", *arguments, status=Exit.USAGE)
+
+
+async def test_rollouts_are_counted_changed_and_deleted(rollout: Rollout, stubs: Stubs) -> None:
+    await create(stubs, 3, metadata={"team": "a"})
+    (waits,) = await create(stubs)
+    runner = await Runner(stubs).open()
+    done, failed, _ = await runner.take(3)
+    await runner.complete([done])
+    await runner.complete([failed], failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR)
+    counted = await rollout("count", "--filter", "metadata.team = a")
+    changed = await rollout("update", waits, "--priority", "7", "--deadline", "2199-03-14T10:15:00Z")
+    assert "priority 7" in await rollout("update", waits, "--deadline", "never")
+    deleted = await rollout("delete", "--filter", "state = SUCCEEDED")
+    assert "1 deleted." in await rollout("delete", failed.rollout.name)
+    assert json.loads(await rollout("count", "-o", "json"))["count"] == "2"
+    check_screen("rollout-selection", counted + changed + deleted)
+    assert "has ended" in await rollout("delete", waits, status=Exit.CONFLICT)
+    assert "deadline_time: has passed" in await rollout("update", waits, "--deadline", "1999-01-01", status=Exit.USAGE)
+    for arguments in (
+        ["update", waits],
+        ["update", waits, "--deadline", "soon"],
+        ["delete"],
+        ["delete", "x", "--run", "r"],
+    ):
+        await rollout(*arguments, status=Exit.USAGE)
+
+
+async def test_members_of_groups_that_have_not_ended_are_said_to_be_kept(rollout: Rollout, stubs: Stubs) -> None:
+    await create(stubs, 2, group_id="g", group_size=2)
+    runner = await Runner(stubs).open()
+    first, _ = await runner.take(2)
+    await runner.complete([first])
+    assert "0 deleted, 1 kept: their group or training run has not ended." in await rollout("delete", "--filter", "*")

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import Result
 
 from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen_cli.exits import Exit
-from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
-from tests.support.store.running import StoreHandle, Stubs, create
+from tests.support.store.running import Stubs, create
 from tests.support.store.spans import append, packed, span
 
 RUN = "projects/default/trainingRuns/exported"
+Export = Callable[..., Awaitable[Result]]
 
 
-async def fulmen(store: StoreHandle, *arguments: str) -> Any:
-    """Runs the command line against the store."""
-    command = [*arguments, "--store-target", store.target, "--token", store.token(Role.CLIENT)]
-    return await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "200", "TERM": "dumb"})
+@pytest.fixture
+def export(fulmen: Export) -> Export:
+    """Returns a function that runs `fulmen spans export` as a client."""
+    return partial(fulmen, "spans", "export", role=Role.CLIENT)
 
 
 @pytest.fixture
@@ -45,12 +45,11 @@ async def rollouts(stubs: Stubs) -> list[str]:
     return names
 
 
-async def test_a_training_run_becomes_json_lines(store: StoreHandle, rollouts: list[str], tmp_path: Path) -> None:
+async def test_a_training_run_becomes_json_lines(export: Export, rollouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "spans.jsonl"
 
-    result = await fulmen(store, "spans", "export", "--training-run", RUN, "--out", str(out))
+    result = await export("--training-run", RUN, "--out", out)
 
-    assert (result.exit_code, result.exception) == (0, None)
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 6
     assert {row["rollout"] for row in rows} == set(rollouts)
@@ -62,52 +61,36 @@ async def test_a_training_run_becomes_json_lines(store: StoreHandle, rollouts: l
     assert list(tmp_path.iterdir()) == [out]
 
 
-async def test_parquet_has_the_same_rows(store: StoreHandle, rollouts: list[str], tmp_path: Path) -> None:
+async def test_parquet_has_the_same_rows(export: Export, rollouts: list[str], tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     out = tmp_path / "spans.parquet"
-    result = await fulmen(
-        store, "spans", "export", "--training-run", RUN, "--format", "parquet", "--out", str(out), "--name", "chat-1"
-    )
+    await export("--training-run", RUN, "--format", "parquet", "--out", out, "--name", "chat-1")
 
-    assert (result.exit_code, result.exception) == (0, None)
     (row,) = pq.read_table(out).to_pylist()
     assert (row["name"], row["rollout"], row["attempt"]) == ("chat-1", rollouts[1], 1)
     assert json.loads(row["attributes"]) == {"tokens": 7, "ok": True}
 
 
-async def test_filters_and_single_rollouts_can_be_exported(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path
-) -> None:
+async def test_filters_and_single_rollouts_can_be_exported(export: Export, rollouts: list[str], tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
-    arguments = ["--rollout", rollouts[2], "--attribute", "tokens=7", "--min-duration-s", "1", "--out", str(out)]
 
-    result = await fulmen(store, "spans", "export", *arguments)
+    await export("--rollout", rollouts[2], "--attribute", "tokens=7", "--min-duration-s", "1", "--out", out)
 
-    assert result.exit_code == 0
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == ["chat-2"]
 
 
-async def test_a_failed_export_leaves_the_old_file(store: StoreHandle, tmp_path: Path) -> None:
+async def test_a_failed_export_leaves_the_old_file(
+    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "x.jsonl"
     out.write_text("old")
-    command = ["spans", "export", "--rollout", "projects/default/rollouts/nonsense", "--out", str(out)]
 
-    assert (await fulmen(store, *command)).exit_code == Exit.USAGE
-    assert (await fulmen(store, "spans", "export", "--out", str(out))).exit_code == Exit.USAGE
-    assert (await fulmen(store, *command[:2], "--training-run", "r", "--out", f"{tmp_path}/no/x")).exit_code == 1
+    await export("--rollout", "projects/default/rollouts/nonsense", "--out", out, status=Exit.USAGE)
+    await export("--out", out, status=Exit.USAGE)
+    await export("--training-run", "r", "--out", f"{tmp_path}/no/x", status=Exit.FAILED)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = await export("--training-run", RUN, "--format", "parquet", "--out", out, status=Exit.FAILED)
+    assert 'pip install "fulmen[export]"' in result.stderr
     assert out.read_text() == "old"
     assert list(tmp_path.iterdir()) == [out]
-
-
-async def test_parquet_without_its_library_says_what_to_install(
-    store: StoreHandle, rollouts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    out = tmp_path / "x.parquet"
-
-    result = await fulmen(store, "spans", "export", "--training-run", RUN, "--format", "parquet", "--out", str(out))
-
-    assert result.exit_code == Exit.FAILED
-    assert 'pip install "fulmen[export]"' in result.stderr
-    assert not out.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from typer.testing import CliRunner
 
 from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1 import secret_service_pb2 as pb
@@ -18,6 +20,7 @@ from fulmen.training.agent_secrets import require_secrets
 from fulmen.training.bundle import Bundle, pack_bundle
 from fulmen.training.publish import publish
 from fulmen_cli.exits import Exit
+from fulmen_cli.main import app
 from tests.support.cli.screens import check_screen
 from tests.support.store.running import StoreHandle
 
@@ -68,6 +71,16 @@ async def test_a_dry_run_lists_what_is_taken_and_left_out_and_publishes_nothing(
     assert json.loads((await fulmen("resources", "list", "-o", "json")).stdout) == []
 
 
+async def test_a_check_says_that_no_service_was_asked_for_gpus(folder: Path) -> None:
+    words = ["train", str(folder / "train.toml"), "--check", "--state-dir", str(folder / "none")]
+    nobody = dict.fromkeys(("FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET"))
+    shown = await asyncio.to_thread(CliRunner().invoke, app, words, env={**nobody, "COLUMNS": "200"})
+    assert "The GPUs of the stages were not planned: no stack is running, and no service is named." in shown.stdout
+    told = await asyncio.to_thread(CliRunner().invoke, app, [*words, "-o", "json"], env=nobody)
+    answer = json.loads(told.stdout)
+    assert (answer["gpus"], answer["gpus_not_planned"]) == ([], "no stack is running, and no service is named.")
+
+
 async def test_a_check_without_a_stack_finds_every_typo_of_file_stages_and_data_at_once(
     fulmen: Fulmen, folder: Path
 ) -> None:
@@ -92,6 +105,21 @@ async def test_a_check_without_a_stack_finds_every_typo_of_file_stages_and_data_
     ):
         assert problem in lines, refused.output
     assert "needed by grpo" not in lines
+
+
+async def test_a_check_says_which_stages_need_the_agent_that_is_missing(fulmen: Fulmen, folder: Path) -> None:
+    agent, data = CONFIG.partition("[agent]")[0], "[data]" + CONFIG.partition("[data]")[2]
+    imitation = '[[stage]]\nalgorithm = "sft"\n'
+    (folder / "conversations.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}\n')
+    (folder / "train.toml").write_text(
+        agent + data.replace("[data]", '[data]\ndemonstrations = "conversations.jsonl"') + imitation
+    )
+    refused = await fulmen("train", folder / "train.toml", "--check", status=Exit.USAGE)
+    (line,) = [line.strip() for line in refused.output.splitlines() if line.startswith("  stage")]
+    assert line == "stage 1 (grpo): inputs.agent: is needed by grpo; no agent is given ([agent])"
+
+    (folder / "train.toml").write_text(f'{agent}[data]\ndemonstrations = "conversations.jsonl"\n{imitation}')
+    assert "train.toml is valid." in (await fulmen("train", folder / "train.toml", "--check")).stdout
 
 
 async def test_where_no_algorithm_service_is_installed_a_check_says_what_was_not_checked(

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.training.policy import PolicyModel
 from tests.support.algorithm.embedded_engine import engine, model_dirs, options  # noqa: F401  (fixtures)
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[ModuleStarter]:
+    """Starts engines that share one import of torch."""
+    made = ModuleStarter(warm=True)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

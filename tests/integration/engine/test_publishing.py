@@ -69,6 +69,7 @@ class Publishing:
     trainer: InProcessTrainer
     versions: Versions
     files: RunFiles
+    modules: ModuleStarter
     engines: list[EngineProcess] = field(default_factory=list)
     gate: Promotions = field(default_factory=Promotions)
     role: str = ""
@@ -85,7 +86,7 @@ class Publishing:
         return saved, published
 
     async def start(self, published: PublishedPolicy) -> EngineProcess:
-        self.engines.append(await EngineProcess.start(OPTIONS, published, ModuleStarter(warm=False)))
+        self.engines.append(await EngineProcess.start(OPTIONS, published, self.modules))
         return self.engines[-1]
 
     async def swap(self, engine: EngineProcess, published: PublishedPolicy) -> SwapStats:
@@ -135,7 +136,7 @@ def lora() -> LoraSettings | None:
 
 @pytest.fixture
 async def publishing(
-    model_dirs: list[Path], tmp_path: Path, weights: WeightsSettings, lora: LoraSettings | None
+    model_dirs: list[Path], tmp_path: Path, weights: WeightsSettings, lora: LoraSettings | None, modules: ModuleStarter
 ) -> AsyncIterator[Publishing]:
     thread = TorchThread(torch_threads=1)
     setup = TrainerSetup(model_dir=model_dirs[0], optimizer=OptimizerSettings(learning_rate=1e-4), seed=0, lora=lora)
@@ -143,7 +144,7 @@ async def publishing(
     files = RunFiles(tmp_path / "run")
     base = model_dirs[0] if lora else None
     versions = Versions(files=files, trainer=trainer, weights=weights, lora=lora, base_model=base)
-    made = Publishing(trainer=trainer, versions=versions, files=files)
+    made = Publishing(trainer=trainer, versions=versions, files=files, modules=modules)
     yield made
     for engine in made.engines:
         await engine.stop()

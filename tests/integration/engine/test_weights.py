@@ -12,7 +12,7 @@ from fulmen_algorithm.engines.embedded.__main__ import arguments
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.weight_writer import WeightWriter, published_tensors
+from fulmen_algorithm.weights.torch_tensors import published_tensors
 from tests.support.algorithm.embedded_engine import GATE_DEADLINE_S, Hold, logprobs_in, teacher_forced
 
 
@@ -21,7 +21,6 @@ class Trained:
     """A policy that changes a little at each call, and writes itself."""
 
     policy: PolicyModel
-    writer: WeightWriter
     folder: Path
     written: list[WrittenWeights]
 
@@ -36,16 +35,16 @@ class Trained:
         base = self.written[-1].sha256 if delta and self.written else ""
         folder = self.folder / f"{len(self.written)}-{'delta' if base else 'full'}"
         order = WeightsOrder(dtype="bfloat16", base_sha256=base, keep=True)
-        self.written.append(
-            self.writer.write(published_tensors(self.policy.model), self.policy.save_tensors, folder, order)
-        )
+        written = self.policy.publish(folder, order)
+        assert written is not None
+        self.written.append(written)
         return folder
 
 
 @pytest.fixture
 def trained(model_dirs: list[Path], tmp_path: Path) -> Trained:
     """The first model, published once in full."""
-    made = Trained(policy=PolicyModel.load(model_dirs[0]), writer=WeightWriter(), folder=tmp_path, written=[])
+    made = Trained(policy=PolicyModel.load(model_dirs[0]), folder=tmp_path, written=[])
     made.write()
     return made
 

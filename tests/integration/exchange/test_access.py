@@ -15,6 +15,7 @@ from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExcha
 from fulmen.errors import ArgumentInvalid, TrainingRunNotFound, Unavailable
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_exchange.errors import ExchangeFailed
+from fulmen_exchange.links.grpc_chunks import head_checksum
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.exchange.world import RUN, Join, Site, running
 
@@ -99,6 +100,7 @@ async def test_a_chunk_of_no_payload_is_refused_before_anything_is_allocated(
         settings=pb.CallSettings(ratio=1.0), crc32=zlib.crc32(bytes(more.get("data", b""))),  # type: ignore[call-overload]
     )  # fmt: skip
     chunk.MergeFrom(pb.GradientChunk(**more))
+    chunk.head_crc32 = head_checksum(chunk)
     async with open_channel(site.target) as channel:
         stream = GradientExchangeServiceStub(channel).Exchange()
         opened = pb.OpenExchange(training_run=RUN, rank=0, incarnation=incarnation)

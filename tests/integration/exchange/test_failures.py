@@ -33,24 +33,6 @@ async def test_a_call_that_nobody_else_makes_ends_with_its_deadline(join: Join, 
         await exchanged(1, alone)
 
 
-async def test_one_who_joins_in_mid_run_takes_part_from_the_next_round_on(site: Site, join: Join) -> None:
-    members = [await join(rank) for rank in range(2)]
-    await exchanged(1, *members)
-    waiting = asyncio.create_task(asyncio.to_thread(members[0].exchange, 2))
-    await site.until(lambda: site.has_sent(0, 2))
-
-    joiner = await join(2)
-    assert joiner.link.next_round == 3
-    await exchanged(2, members[1])
-    await waiting
-    assert members[0].link.size == 2
-
-    sums = await exchanged(3, *members, joiner)
-    assert alike(sums[0], sums[2])
-    assert [member.link.size for member in (*members, joiner)] == [3, 3, 3]
-    assert site.shard().machine.records[3].ranks == {0, 1, 2}
-
-
 def altered(target: str, alter: Callable[[pb.GradientChunk], Awaitable[None]]) -> FulmenChannel:
     """Opens a channel whose chunks go through a function first."""
 
@@ -86,6 +68,30 @@ async def test_a_slow_upload_is_cut_off_when_the_sum_is_made_without_it(site: Si
     assert alike(*sums)
     assert (fast.accepted, slow.accepted) == ([[True]], [[False]])
     assert slow.link.sent_bytes <= 2 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("name", ["round", "call", "offset_bytes", "total_bytes", "bucket", "membership_epoch"])
+async def test_a_chunk_whose_head_was_damaged_changes_nothing_and_is_sent_again(
+    name: str, site: Site, join: Join
+) -> None:
+    damaged: list[int] = []
+
+    async def damage(chunk: pb.GradientChunk) -> None:
+        if not damaged:
+            damaged.append(getattr(chunk, name))
+            setattr(chunk, name, damaged[0] ^ 1 << 30)
+
+    one = await join(0, connect=lambda target: altered(target, damage))
+    other = await join(1)
+    async with running(Site()) as calm:
+        members = [await join(rank, targets=[calm.target]) for rank in range(2)]
+        wanted = await exchanged(1, *members)
+        for member in members:
+            await asyncio.to_thread(member.link.kill)
+    for sum_ in await exchanged(1, one, other):
+        assert alike(sum_, wanted[0])
+    assert damaged
+    assert site.shard().machine.round == 1
 
 
 def unruly(target: str, chance: random.Random) -> FulmenChannel:
@@ -277,21 +283,3 @@ async def test_a_server_that_dies_is_noticed_at_once_and_so_is_its_return(site: 
         ("exchange_server_back", "warning"),
     ]
     assert {line["shard"] for line in lines} == {members[0].link._shards[0].name}
-
-
-async def test_a_restarted_server_still_has_the_newest_sum_for_one_who_lacks_it(join: Join, tmp_path: Path) -> None:
-    async with running(Site(folder=tmp_path)) as site:
-        fast, slow = [await join(rank, targets=[site.target], link=QUORUM) for rank in range(2)]
-        await exchanged(1, fast, slow)
-        waiting = asyncio.create_task(asyncio.to_thread(fast.exchange, 2))
-        await site.until(lambda: site.has_sent(0, 2))
-        await site.tick(30.0)
-        await waiting
-        await site.stop()
-        await site.start()
-        await exchanged(2, slow)
-
-        assert slow.accepted == [[True], [False]]
-        assert alike(fast.got[1], slow.got[1])
-        await exchanged(3, fast, slow)
-        assert alike(fast.got[2], slow.got[2])

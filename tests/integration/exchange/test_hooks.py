@@ -194,6 +194,24 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_so_on_all_and_goes_into_no
         assert digests == found[0][2]
 
 
+@pytest.mark.parametrize("codec", ["topk", "dgc", "qsgd"])
+def test_a_loss_scale_that_changes_makes_no_difference(run: Run, codec: str) -> None:
+    settings = {"ratio": 10.0} if codec != "qsgd" else {}
+    (plain, [one, *_]), (other, _) = run(2, hook_ranks.train_with_scale, codec, settings, False)
+    (scaled, scales), _ = run(2, hook_ranks.train_with_scale, codec, settings, True)
+    assert (one, len(set(scales))) == (1.0, 3), "it grew twice"
+    assert len(set(plain)) == len(plain)
+    assert scaled == plain == other
+
+
+def test_dgc_without_clipping_sends_all_of_a_gradient(run: Run) -> None:
+    gradients = [[[numbers(rank + 1, (130, 90)) * 100] for rank in range(2)]]
+    settings = settings_of("dgc", ratio=1.0, clip=0, policy=AT_ONCE)
+    [found], _ = run(2, hook_ranks.give, settings, gradients, {})
+    average = (gradients[0][0][0] + gradients[0][1][0]).ravel() / 2
+    assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(average), rel=1e-2)
+
+
 def test_a_rank_that_has_rows_for_longer_is_joined_by_the_others(run: Run) -> None:
     plain, none, topk = (run(2, hook_ranks.train_unevenly, codec) for codec in ("ddp", "none", "topk"))
     assert none == plain

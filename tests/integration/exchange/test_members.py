@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 import torch
-from torch import nn
 
 from fulmen_exchange.errors import ExchangeFailed
-from fulmen_exchange.links.grpc_link import GrpcLink
-from fulmen_exchange.ranks import Ranks, StepInfo
-from fulmen_exchange.reducer import CodecReducer
-from fulmen_exchange.settings import CodecSettings
 from tests.support.exchange.sums import HASTY, SHORT_LEASE_S, alike, exchanged
-from tests.support.exchange.world import OTHER_RUN, ROWS, Join, Site, running, settings_named
+from tests.support.exchange.world import OTHER_RUN, Join, Site
 
 
 async def test_one_who_leaves_is_not_waited_for(site: Site, join: Join) -> None:
@@ -118,49 +112,3 @@ async def test_a_member_that_computes_for_long_keeps_its_lease(site: Site, join:
         await site.until(lambda: all(m.seen_s == site.clock.now_s for m in site.shard().machine.members.all()))
     await exchanged(1, *members)
     assert members[0].link.size == 2
-
-
-@pytest.mark.parametrize("codec", ["none", "topk", "qsgd"])
-async def test_the_gradients_of_a_model_are_the_same_on_every_rank(codec: str, join: Join) -> None:
-    async with running(Site()) as site:
-        settings = settings_named(codec, check_every=1)
-        members = [await join(rank, codec=codec, targets=[site.target] * 2, check_every=1) for rank in range(2)]
-        models = [_Ranked(member.link, settings) for member in members]
-        for step in range(2):
-            given = [model.fill(step) for model in models]
-            threads = [threading.Thread(target=model.reduce) for model in models]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                await asyncio.to_thread(thread.join)
-            for name, first in models[0].gradients().items():
-                assert alike(first, models[1].gradients()[name])
-            # What is not compressed is the sum as it is.
-            assert torch.equal(models[0].gradients()["bias"], given[0]["bias"] + given[1]["bias"])
-        for member in members:
-            await asyncio.to_thread(member.link.kill)
-
-
-class _Ranked:
-    """A model of two parameters on one rank."""
-
-    def __init__(self, link: GrpcLink, settings: CodecSettings) -> None:
-        self.link = link
-        self.parameters = {
-            "weight": nn.Parameter(torch.zeros(ROWS + 3, 16)),
-            "bias": nn.Parameter(torch.zeros(16)),
-        }
-        self.reducer = CodecReducer.open(settings, parameters=self.parameters, link=link, seed=0, optimizer="sgd")
-
-    def fill(self, step: int) -> dict[str, torch.Tensor]:
-        """Makes gradients; returns copies."""
-        generator = torch.Generator().manual_seed(step * 10 + self.link.rank)
-        for parameter in self.parameters.values():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        return {name: gradient.clone() for name, gradient in self.gradients().items()}
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-
-    def reduce(self) -> None:
-        self.reducer.reduce(list(self.parameters.values()), Ranks(rank=self.link.rank, world_size=2), StepInfo())

@@ -58,9 +58,9 @@ async def test_a_server_holds_no_more_shards_than_it_may(join: Join) -> None:
             await join(0, of=1, run="projects/default/trainingRuns/2", targets=[site.target], rows=200_001 // 16 + 1)
 
 
-async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) -> None:
-    rows = 4 * CHUNK_BYTES // 16  # at a ratio of 4 a byte for each element
-    async with running(Site(limits=ExchangeLimits(max_staged_bytes=16 * CHUNK_BYTES))) as site:
+async def test_a_server_holds_no_more_bytes_than_it_may(join: Join) -> None:
+    rows = CHUNK_BYTES // 16  # at a ratio of 4 a byte for each element; its sum and residual take eight
+    async with running(Site(limits=ExchangeLimits(max_held_bytes=26 * CHUNK_BYTES))) as site:
         members = [await join(rank, targets=[site.target], rows=rows, link=HASTY) for rank in range(2)]
         for number in range(1, 4):
             assert alike(*await exchanged(number, *members))
@@ -71,17 +71,38 @@ async def test_a_server_holds_no_more_bytes_of_payloads_than_it_may(join: Join) 
         await asyncio.gather(
             *(asyncio.to_thread(each.link.all_reduce, one) for each, one in zip(members, larger, strict=True))
         )
-        assert site.shard().machine.staged_bytes <= 16 * CHUNK_BYTES
+        assert site.shard().held_bytes <= 26 * CHUNK_BYTES
 
-        third = await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=5 * rows, link=HASTY)
-        refusal = r"QUOTA_EXCEEDED.*FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES"
-        with capture_logs() as logs, pytest.raises(ExchangeFailed, match=refusal):
-            await exchanged(1, third)
-        assert [entry["reason"] for entry in logs if entry.get("reason")] == ["QUOTA_EXCEEDED"], "it had to try again"
-        await asyncio.to_thread(third.link.kill)
+        with pytest.raises(ExchangeFailed, match=r"no memory for a shard of \d+ bytes.*EXCHANGE_MAX_HELD_BYTES"):
+            await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=3 * rows, link=HASTY)
         assert alike(*await exchanged(5, *members))
         for member in members:
             await asyncio.to_thread(member.link.kill)
+
+
+async def test_the_sums_that_a_member_may_ask_for_again_are_counted(join: Join) -> None:
+    async with running(Site(limits=ExchangeLimits(max_held_bytes=20 * CHUNK_BYTES))) as site:
+        member = await join(0, of=1, targets=[site.target], link=HASTY)
+        member.link.begin()
+        refusal = r"QUOTA_EXCEEDED.*no memory for a payload.*EXCHANGE_MAX_HELD_BYTES"
+
+        def sum_many() -> None:
+            # All in one round, whose sums are kept until the next but one.
+            for _ in range(40):
+                member.link.all_reduce(torch.ones(CHUNK_BYTES // 4))
+
+        with capture_logs() as logs, pytest.raises(ExchangeFailed, match=refusal):
+            await asyncio.to_thread(sum_many)
+        assert [entry["reason"] for entry in logs if entry.get("reason")] == ["QUOTA_EXCEEDED"], "it had to try again"
+        assert site.shard().held_bytes <= 20 * CHUNK_BYTES
+        await asyncio.to_thread(member.link.kill)
+
+
+async def test_a_shard_whose_sums_and_residuals_would_not_fit_is_refused_when_a_rank_joins(join: Join) -> None:
+    async with running(Site(limits=ExchangeLimits(max_held_bytes=2**20))) as site:
+        with pytest.raises(ExchangeFailed, match=r"no memory for a shard of \d+ bytes.*MAX_HELD_BYTES"):
+            await join(0, of=1, targets=[site.target], rows=2**17 // 16 + 1)
+        assert not site.servicer.held()
 
 
 async def test_what_was_kept_of_a_run_that_is_over_goes_when_its_ranks_have_left(join: Join, tmp_path: Path) -> None:

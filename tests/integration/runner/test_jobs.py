@@ -16,9 +16,9 @@ import pytest_asyncio
 from fulmen.ids import parse_rollout_name
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, JobEntry, Limits
 from fulmen_runner.agents.templates import escaped
+from tests.support.kubernetes.api import Fate, KubernetesApi
 from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess, rollouts_of
-from tests.support.runner.kubernetes_api import Fate, KubernetesApi
 from tests.support.runner.stores import Ended
 
 WHOLE = """

@@ -199,7 +199,7 @@ async def test_a_build_beyond_a_limit_fails_with_its_name_and_leaves_nothing(
     make: Make, bundle: Callable[[str], Path], tmp_path: Path, limit: str
 ) -> None:
     wheel(tmp_path / "packages", "large", "1.0", padding_bytes=100 * MIB)
-    venvs = make(**{limit: 20 * MIB if limit == "venv_bytes" else 0.2})
+    venvs = make(**{limit: 20 * MIB if limit == "venv_bytes" else 0.001})
     setting = {"venv_bytes": "FULMEN_RUNNER_VENV_BYTES", "build_s": "FULMEN_RUNNER_VENV_BUILD_S"}[limit]
     with pytest.raises(AgentFailed, match=setting):
         await venvs.held(SOURCE, bundle("large"))

@@ -14,7 +14,6 @@ from fulmen.ids import trace_id_of
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
 from fulmen_service_kit.security.tokens import Role
-from tests.support.postgres import shared_server
 from tests.support.runner.fixtures import PublishAgent, StartRunner, proxy, publish_agent, start_runner
 from tests.support.runner.harness import rollouts_of, token
 from tests.support.runner.stores import Ended, RealStore
@@ -61,15 +60,10 @@ fulmen emit message "no such file" --role tool
 
 
 @pytest_asyncio.fixture
-async def store() -> AsyncIterator[RealStore]:
+async def store(database_url: str) -> AsyncIterator[RealStore]:
     """Yields the real store, in a process that can be killed."""
-    server = shared_server()
-    database_url = server.fresh_database()
-    real = RealStore(database_url)
-    await real.start()
-    yield real
-    await real.close()
-    server.drop(database_url)
+    async with RealStore(database_url) as real:
+        yield real
 
 
 async def spans_of(store: RealStore, name: str) -> list[Span]:

@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from tests.support.store.fixtures import store, store_settings, stubs
 
-import pytest
-
-from tests.support.store.running import StoreHandle, Stubs, running_store
-
-
-@pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    """Yields a running store."""
-    async with running_store(database_url) as handle:
-        yield handle
-
-
-@pytest.fixture
-async def stubs(store: StoreHandle) -> Stubs:
-    """Returns stubs of an administrator."""
-    return await store.stubs()
+__all__ = ["store", "store_settings", "stubs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -104,12 +105,9 @@ def changed(key: str) -> Iterator[tuple[str, str]]:
 async def test_nothing_that_an_agent_makes_of_its_key_opens_anything(database_url: str) -> None:
     async with running_store(database_url, auth_failures_per_minute=0) as store:
         _, assignment = await held(store)
-        opened = [
-            what
-            for what, key in changed(assignment.attempt_key)
-            if not isinstance(await asked(store, key), TokenInvalid)
-        ]
-        assert opened == []
+        keys = dict(changed(assignment.attempt_key))
+        told = await asyncio.gather(*(asked(store, key) for key in keys.values()))
+        assert [what for what, error in zip(keys, told, strict=True) if not isinstance(error, TokenInvalid)] == []
 
 
 async def test_an_agent_reaches_nothing_but_its_own_attempt(store: StoreHandle) -> None:

@@ -14,9 +14,23 @@ from pathlib import Path
 
 import pytest
 
+from fulmen_service_kit import heartbeat
 from fulmen_service_kit.heartbeat import EXIT_HUNG, HUNG_AFTER_S, Pulse, ended
 
 LIMIT_S = 60.0
+SOON_S = 3.0
+"""Silence after which a child hangs where only what follows is of interest: three beats."""
+KEEPER = [sys.executable, "-m", "fulmen_service_kit.heartbeat"]
+SOON = f"from fulmen_service_kit import heartbeat; heartbeat.HUNG_AFTER_S = {SOON_S}; heartbeat.main()"
+QUICK_KEEPER = [sys.executable, "-c", SOON]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child hangs after `SOON_S`."""
+    monkeypatch.setattr(heartbeat, "HUNG_AFTER_S", SOON_S)
+
+
 CHILD = """
 import asyncio, os, sys, time
 from pathlib import Path
@@ -70,6 +84,7 @@ async def lives_of(folder: Path, count: int) -> list[int]:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_stopped_child_is_killed(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         process.send_signal(signal.SIGSTOP)
@@ -77,6 +92,7 @@ async def test_a_stopped_child_is_killed(tmp_path: Path) -> None:
         assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("soon")
 async def test_a_child_whose_loop_is_blocked_is_aborted_and_says_where_it_was(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         (tmp_path / "block").touch()
@@ -112,8 +128,9 @@ async def test_a_child_that_waits_for_a_processor_is_not_hung(tmp_path: Path) ->
 
 
 async def test_a_program_is_started_again_when_it_hangs_or_is_killed_and_not_when_it_has_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fulmen_service_kit.heartbeat", "--restart", sys.executable, "-c", CHILD]
-    keeper = await asyncio.create_subprocess_exec(*command, str(tmp_path))
+    keeper = await asyncio.create_subprocess_exec(
+        *QUICK_KEEPER, "--restart", sys.executable, "-c", CHILD, str(tmp_path)
+    )
     try:
         os.kill((await lives_of(tmp_path, 1))[0], signal.SIGKILL)
         os.kill((await lives_of(tmp_path, 2))[1], signal.SIGSTOP)
@@ -128,8 +145,7 @@ async def test_a_program_is_started_again_when_it_hangs_or_is_killed_and_not_whe
 
 
 async def test_in_a_container_a_program_that_hangs_ends_its_first_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fulmen_service_kit.heartbeat", sys.executable, "-c", CHILD]
-    first = await asyncio.create_subprocess_exec(*command, str(tmp_path))
+    first = await asyncio.create_subprocess_exec(*QUICK_KEEPER, sys.executable, "-c", CHILD, str(tmp_path))
     (pid,) = await lives_of(tmp_path, 1)
     os.kill(pid, signal.SIGSTOP)
     async with asyncio.timeout(LIMIT_S):
@@ -137,23 +153,13 @@ async def test_in_a_container_a_program_that_hangs_ends_its_first_process(tmp_pa
 
 
 async def test_a_program_that_cannot_start_is_not_tried_again(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "fulmen_service_kit.heartbeat",
-        "--restart",
-        sys.executable,
-        "-c",
-        "raise SystemExit(3)",
-    ]
-    keeper = await asyncio.create_subprocess_exec(*command)
+    keeper = await asyncio.create_subprocess_exec(*KEEPER, "--restart", sys.executable, "-c", "raise SystemExit(3)")
     async with asyncio.timeout(LIMIT_S):
         assert await keeper.wait() == 3
 
 
 async def test_a_request_to_end_is_passed_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fulmen_service_kit.heartbeat", "--restart", sys.executable, "-c", CHILD]
-    keeper = await asyncio.create_subprocess_exec(*command, str(tmp_path))
+    keeper = await asyncio.create_subprocess_exec(*KEEPER, "--restart", sys.executable, "-c", CHILD, str(tmp_path))
     (pid,) = await lives_of(tmp_path, 1)
     keeper.terminate()
     async with asyncio.timeout(LIMIT_S):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import asyncpg
 import pytest
 
-from fulmen_store.database.database import HOT_SETTINGS, Database, connect
-from tests.support.store.running import StoreHandle, Stubs, running_store
+from fulmen_store.database.connections import HOT_SETTINGS
+from fulmen_store.database.database import Database, connect
+from tests.support.store.fixtures import store, store_settings, stubs
+from tests.support.store.running import Stubs, running_store
+
+__all__ = ["connection", "database", "fuzzed", "store", "store_settings", "stubs"]
 
 
 @pytest.fixture
@@ -27,25 +30,6 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     opened = await connect(database_url, connections=3, start_limit_s=10)
     yield opened
     await opened.close()
-
-
-@pytest.fixture
-def store_settings() -> dict[str, Any]:
-    """Returns the settings of `store`; files with others override it."""
-    return {}
-
-
-@pytest.fixture
-async def store(database_url: str, store_settings: dict[str, Any]) -> AsyncIterator[StoreHandle]:
-    """Yields a running store."""
-    async with running_store(database_url, **store_settings) as handle:
-        yield handle
-
-
-@pytest.fixture
-async def stubs(store: StoreHandle) -> Stubs:
-    """Returns stubs of an administrator."""
-    return await store.stubs()
 
 
 @pytest.fixture

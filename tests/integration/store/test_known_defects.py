@@ -28,7 +28,6 @@ from tests.support.store.running import (
 )
 from tests.support.store.spans import append, chunk_of, stored
 
-RUNNING = rollout_pb2.ROLLOUT_STATE_RUNNING
 SUCCEEDED = rollout_pb2.ROLLOUT_STATE_SUCCEEDED
 FAILED = rollout_pb2.ROLLOUT_STATE_FAILED
 CANCELLED = rollout_pb2.ROLLOUT_STATE_CANCELLED

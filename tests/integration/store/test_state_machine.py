@@ -353,6 +353,7 @@ class Queue(QueueClients):
         for lease in list(self.world.slow):
             await self.world.finish_slowly(lease, commit=True)
         await self.world.settle()
+        await self.world.compare_counts()
         await self.world.read_to_the_end()
         for number, name in enumerate(sorted(self.model.rollouts)):
             await self.world.compare_shown(self.world.stubs[number % 2], name)

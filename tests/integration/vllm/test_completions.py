@@ -15,7 +15,6 @@ from tests.support.algorithm.vllm import BACKEND, MODEL, VllmServer
 from tests.support.llm_proxy.fake_store import batch_of
 from tests.support.llm_proxy.harness import MODEL as PUBLIC_MODEL
 from tests.support.llm_proxy.harness import running_proxy, target
-from tests.support.postgres import shared_server
 from tests.support.store import running as real
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.xdist_group("vllm"), pytest.mark.timeout(720)]
@@ -64,10 +63,8 @@ async def test_a_text_completion_is_recorded_as_vllm_gives_it(proxy, store, vllm
         assert record.finish_reason == choice["finish_reason"]
 
 
-async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm):
-    server = shared_server()
-    dsn = server.fresh_database()
-    async with asyncio.timeout(60), real.running_store(dsn) as store:
+async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm, database_url):
+    async with asyncio.timeout(60), real.running_store(database_url) as store:
         stubs = await store.stubs()
         await real.create(stubs)
         [held] = await (await real.Runner(stubs).open()).take(1)
@@ -79,7 +76,6 @@ async def test_a_call_is_read_back_from_a_real_store_as_vllm_sampled_it(vllm):
             assert (await proxy.flush(held.attempt)).flushed
         stream = stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(parents=[held.attempt]))
         chunks = [chunk async for message in stream for chunk in message.chunks]
-    server.drop(dsn)
 
     [record] = [ModelCallRecord.FromString(span.model_call) for chunk in chunks for span in batch_of(chunk).spans]
     beside = await asyncio.to_thread(vllm.complete, PROMPT, **GREEDY)

@@ -26,9 +26,10 @@ from fulmen.store.v1.rollout_pb2 import ROLLOUT_STATE_SUCCEEDED
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_algorithm.clients.patience import Patience
 from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineKind
-from fulmen_algorithm.engines.proxy_admin import ProxyAdmin, ProxyGate
+from fulmen_algorithm.engines.proxy_admin import PolicyRoutes, ProxyAdmin, ProxyGate
 from fulmen_algorithm.engines.vllm_api import VllmApi, Weights, read_whole
-from fulmen_algorithm.policy.engine_settings import SwapMode
+from fulmen_algorithm.policy.engine_settings import SwapMode, VllmEngine
+from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.ports import PublishedPolicy
 from fulmen_cli.local.stack import LocalStack
 from tests.support.algorithm.training import POLICY, check_books, finished_groups, read_consumed
@@ -81,7 +82,7 @@ async def test_a_run_whose_vllm_is_killed_ends_well_and_uses_every_group_once(tr
     assert trained.run.state == pb.TRAINING_RUN_STATE_SUCCEEDED, story
     assert trained.run.step == STEPS
     # With the same weights, or with the next ones if it was just given these.
-    assert any("restarting it with" in text.lower() for text in trained.notices), story
+    assert any("is restarted" in text for text in trained.notices), story
     assert len(trained.served_ns) == 2, story
     check_books(
         read_consumed(trained.stack.folder.path / "algorithm/runs/default/on-vllm"),
@@ -206,7 +207,9 @@ async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
     async with running_proxy(
         store.target, backend_keys={ENGINE_KEY_NAME: {"key": token, "hosts": ["127.0.0.1"]}}
     ) as proxy:
-        admin = ProxyAdmin(proxy.channel, backend_id=BACKEND, project=DEFAULT_PROJECT)
+        admin = ProxyAdmin(
+            proxy.channel, backend_id=BACKEND, routes=PolicyRoutes(proxy.channel, project=DEFAULT_PROJECT)
+        )
         root = url.removesuffix("/v1")
         found = Served(
             proxy=proxy,
@@ -217,7 +220,10 @@ async def served(trained: Trained, store: FakeStore) -> AsyncIterator[Served]:
             versions=versions,
         )
         await admin.register(EngineAddress(base_url=url, kind=EngineKind.VLLM, key_name=ENGINE_KEY_NAME))
-        await admin.put_route(POLICY, 101, {})
+        policy = ServedPolicy(
+            project=DEFAULT_PROJECT, policy=versions[101], overrides={}, engine=VllmEngine(kind="vllm")
+        )
+        await admin.put_routes(policy, version=101, engine_model="")
         await found.swap(101)
         yield found
     print(last_words(trained.stack))  # shown with a test that fails

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings, WeightsKind
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
@@ -26,7 +27,7 @@ class BookTrainer:
         self.book: list[dict[str, Any]] = []
 
     @classmethod
-    async def open(cls, setup: TrainerSetup) -> "BookTrainer":
+    async def open(cls, setup: TrainerSetup, notify: Notify) -> Trainer:
         return cls()
 
     @property

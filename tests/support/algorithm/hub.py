@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 LIMIT_S: Final = 60.0
@@ -46,9 +46,14 @@ class Repository:
     is_gated: bool = False
 
     @classmethod
-    def of(cls, files: Mapping[str, bytes], **fields: bool) -> Repository:
+    def of(cls, files: Mapping[str, bytes], *, needs_token: bool = False, is_gated: bool = False) -> Repository:
         """Makes one with one commit, `main`."""
-        return cls(commits={commit_of("main"): dict(files)}, refs={"main": commit_of("main")}, **fields)
+        return cls(
+            commits={commit_of("main"): dict(files)},
+            refs={"main": commit_of("main")},
+            needs_token=needs_token,
+            is_gated=is_gated,
+        )
 
     def commit(self, revision: str) -> str | None:
         """Returns the commit of a revision."""
@@ -172,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         self._send(200, json.dumps({"transfer": "basic", "objects": objects}).encode())
 
-    def _commit(self, name: str, lines: Sequence[Mapping[str, Mapping[str, str]]]) -> None:
+    def _commit(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         files = self.state.repositories[name].commits[commit_of("main")]
         for line in lines:
             value = line["value"]

@@ -65,6 +65,8 @@ class World:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     in_order: bool = False
     sampled_early: bool = False
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    """Policy versions that are not the run's, by the end of the names of the rollouts that were sampled with them."""
     submitted_with: dict[str, int] = field(default_factory=dict)
     children: dict[str, "World"] = field(default_factory=dict)
 
@@ -105,7 +107,10 @@ class World:
         served = self.served.version if self.served else 0
         early = self.sampled_early and self.chance.random() < 0.5
         group_id = name.removeprefix("projects/default/rollouts/").rpartition(".")[0]
-        self.sampled_with[f"{name}/attempts/1"] = self.submitted_with[group_id] if early else served
+        foreign = [version for end, version in self.foreign.items() if name.endswith(end)]
+        self.sampled_with[f"{name}/attempts/1"] = next(
+            iter(foreign), self.submitted_with[group_id] if early else served
+        )
         failed = self.chance.random() < self.failure_rate or (self.fails is not None and self.fails(name))
         return FinishedRollout(
             name=name,

@@ -88,9 +88,11 @@ def computed(
         table = torch.tensor([*weights, 0.0], dtype=dtype)
         loss = policy_loss(batch, weights_BT=table[owner] * trains, objective=objective)
         loss.backward()
-        assert not pi.grad[~trains].any()
+        slope = pi.grad
+        assert slope is not None
+        assert not slope[~trains].any()
         value += float(loss.detach())
         for index in owner.unique().tolist():
             if index >= 0:
-                slopes[index] = pi.grad[(owner == index) & trains].double().numpy()
+                slopes[index] = slope[(owner == index) & trains].double().numpy()
     return value, slopes

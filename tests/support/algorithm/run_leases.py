@@ -22,6 +22,7 @@ class _Row:
     epoch: int = 0
     until: float = 0.0
     released: bool = True
+    claims_policy: bool = True
     state: LeaseState = LeaseState.WAITING
 
 
@@ -61,18 +62,19 @@ class ModelRunLeases:
             row = _Row(policy=each.policy, record=each.record, request_id=given, storage=self.storage)
             self.table.rows[each.training_run] = row
 
-    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
+    async def acquire(self, training_run: str, *, after_epoch: int, for_change: bool = False) -> int:
         row = self.table.rows.get(training_run)
         if row is None:
             raise TrainingRunNotFound("unknown")
         if (self._held(row) and row.owner != self.owner) or row.storage != self.storage:
             raise RunLeaseHeld("held", training_run=training_run, owner_address=row.address)
         for name, other in self.table.rows.items():
-            if name != training_run and row.policy and other.policy == row.policy and not other.released:
+            claimed = not other.released and other.claims_policy
+            if name != training_run and not for_change and row.policy and other.policy == row.policy and claimed:
                 raise RunLeaseHeld("held", training_run=name, owner_address=other.address)
         await self.table.crashes.before()
         row.owner, row.address, row.epoch = self.owner, self.address, max(row.epoch, after_epoch) + 1
-        row.until, row.released = time.monotonic() + self.ttl_s, False
+        row.until, row.released, row.claims_policy = time.monotonic() + self.ttl_s, False, not for_change
         await self.table.crashes.after()
         return row.epoch
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,21 +18,22 @@ from fulmen_algorithm.algorithms.registry import load_registry
 from fulmen_algorithm.clients.hub import HubLimits, HubModels
 from fulmen_algorithm.models.bases import BaseModels
 from fulmen_algorithm.models.model_store import ModelStore
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
+from fulmen_algorithm.runs.algorithm import RunSettings
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
 from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import RunExecutor
 from fulmen_algorithm.runs.ownership import RunOwnership
-from fulmen_algorithm.runs.ports import Notify, RunFence
+from fulmen_algorithm.runs.ports import EngineCount, Notify, RunFence
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.transport.training_runs import own_past
 from tests.support.algorithm.model_services import (
     Crashes,
@@ -44,28 +44,11 @@ from tests.support.algorithm.model_services import (
     World,
 )
 from tests.support.algorithm.models import small_model
+from tests.support.algorithm.new_run import now
 from tests.support.algorithm.run_leases import ModelRunLeases
 from tests.support.algorithm.training import check_books, read_consumed
 
 ALGORITHMS = load_registry([Path(__file__).parents[3] / "examples/best_of_n/algorithm.py"])
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def training_run(**fields: object) -> TrainingRun:
-    """Returns a run that was just created, with some fields of one's own."""
-    made = TrainingRun(
-        name="projects/default/trainingRuns/small",
-        display_name="",
-        algorithm="grpo",
-        settings_json="{}",
-        policy=PolicySpec(name="tiny"),
-        inputs={},
-        create_time=now(),
-    )
-    return replace(made, **fields)
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +68,7 @@ class Service:
     """Where `asyncio.to_thread` works in this life."""
     folder: RunStorage
     ownership: RunOwnership
+    connections: "ModelConnections"
 
     async def finish(self, run: TrainingRun) -> TrainingRun:
         """Waits until a run has ended; returns it."""
@@ -99,7 +83,7 @@ class Service:
 
 
 NO_HUB = HubModels("", HubLimits(max_bytes=1, deadline_s=1.0))
-OpenTrainer = Callable[[TrainerSetup], Awaitable[Trainer]]
+OpenTrainer = Callable[[TrainerSetup, Notify], Awaitable[Trainer]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +91,7 @@ class ModelConnections:
     """Connects runs to a world."""
 
     world: World
-    open_trainer: OpenTrainer
+    opens: OpenTrainer
 
     def queue(self, run: TrainingRun, settings: object, notify: Notify, *, fence: RunFence) -> ModelQueue:
         return ModelQueue(self.world.of(run), fence)
@@ -118,11 +102,23 @@ class ModelConnections:
     def serving(self, run: TrainingRun, settings: object, notify: Notify) -> ModelServing:
         return ModelServing(self.world.of(run))
 
+    def engines(self, run: TrainingRun) -> EngineCount:
+        return EngineCount()
+
     def hand_over(self, run: TrainingRun) -> None:
         self.world.of(run).handed_over = True
 
     def chat(self, project: str, notify: Notify) -> ModelChat:
         return ModelChat(self.world)
+
+    async def open_trainer(self, setup: TrainerSetup, notify: Notify) -> Trainer:
+        return await self.opens(setup, notify)
+
+    async def placed(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, trains: bool) -> RunSettings:
+        return settings
+
+    def leave(self, run: TrainingRun) -> None:
+        pass
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
         raise AssertionError("no run of these tests builds a model")
@@ -150,12 +146,13 @@ def service_at(
     )
     torch_thread, threads = TorchThread(torch_threads=1), ThreadPoolExecutor()
     asyncio.get_running_loop().set_default_executor(threads)
+    connections = ModelConnections(
+        world=world,
+        opens=open_trainer or (lambda setup, notify: InProcessTrainer.open(setup, thread=torch_thread, device="cpu")),
+    )
     executor = RunExecutor(
         registry=ALGORITHMS,
-        connections=ModelConnections(
-            world=world,
-            open_trainer=open_trainer or partial(InProcessTrainer.open, thread=torch_thread, device="cpu"),
-        ),
+        connections=connections,
         keep_checkpoints=2,
         keep_models=2,
         machine={"device": "cpu"},
@@ -170,6 +167,7 @@ def service_at(
         threads=threads,
         folder=folder,
         ownership=ownership,
+        connections=connections,
     )
 
 
@@ -198,6 +196,11 @@ def world() -> World:
 
 @pytest.fixture
 def grpo_draft(tiny_model: Path) -> RunDraft:
+    return grpo_draft_of(tiny_model)
+
+
+def grpo_draft_of(model: Path) -> RunDraft:
+    """Returns a small GRPO run over the data sets of `made_world`."""
     settings = {
         "steps": 4,
         "prompts_per_step": 2,
@@ -213,7 +216,7 @@ def grpo_draft(tiny_model: Path) -> RunDraft:
         display_name="",
         algorithm="grpo",
         settings_json=json.dumps(settings),
-        policy=PolicySpec(name="tiny", origin=PolicyOrigin.PATH, source=str(tiny_model)),
+        policy=PolicySpec(name="tiny", origin=PolicyOrigin.PATH, source=str(model)),
         inputs={
             "agent": "resources/agent.solver/versions/1",
             "train_tasks": "resources/dataset.train/versions/1",
@@ -255,10 +258,10 @@ async def created_stages(drafts: Sequence[RunDraft], world: World, **allowed: An
 LONGEST_RUN_S = 60
 
 
-async def live(service: Service, run: TrainingRun, crashes: Crashes) -> bool:
+async def live(service: Service, run: TrainingRun, crashes: Crashes, *, limit_s: float = LONGEST_RUN_S) -> bool:
     """Lets the service work until the run is final; returns False if the process was killed before."""
     work = asyncio.create_task(service.worker.run())
-    ended = asyncio.create_task(service.runs.wait_final(run.name, timeout_s=LONGEST_RUN_S))
+    ended = asyncio.create_task(service.runs.wait_final(run.name, timeout_s=limit_s))
     killed = asyncio.create_task(crashes.killed.wait())
     try:
         await asyncio.wait({work, ended, killed}, return_when=asyncio.FIRST_COMPLETED)

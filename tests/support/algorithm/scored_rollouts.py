@@ -10,7 +10,7 @@ FINAL: RewardKey = ("reward", None, b"")
 
 def rollout(name: str, reward: float | None = None, **more: float) -> FinishedRollout:
     """A rollout that ended well, with final rewards."""
-    rewards = {(dimension, None, b""): value for dimension, value in more.items()}
+    rewards: dict[RewardKey, float] = {(dimension, None, b""): value for dimension, value in more.items()}
     if reward is not None:
         rewards[FINAL] = reward
     return FinishedRollout(name=name, attempt=f"{name}/attempts/1", succeeded=True, reward=reward, rewards=rewards)

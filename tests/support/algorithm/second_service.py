@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ async def second_service(stack: LocalStack, folder: Path, **settings: str) -> As
         await asyncio.to_thread(process.wait, START_LIMIT_S)
 
 
-def client_of(stack: LocalStack, service: SecondService) -> Services:
+def client_of(stack: LocalStack, service: SecondService) -> AbstractAsyncContextManager[Services]:
     """Returns a client whose calls about runs go to the second service."""
     targets = stack_targets(stack)
     return connect(

@@ -30,16 +30,17 @@ WAIT_S = 240
 class Watcher:
     """Follows a run over restarts of its service."""
 
-    def __init__(self, stack: LocalStack, client: Services, name: str) -> None:
+    def __init__(self, stack: LocalStack, client: Services, name: str, *, wait_s: float = WAIT_S) -> None:
+        self._wait_s = wait_s
         self._stack = stack
         self._client = client
-        self._name = name
+        self.name = name
         self.events: list[pb.TrainingRunEvent] = []
 
     async def follow(self) -> AsyncIterator[pb.TrainingRunEvent]:
         """Yields events until the final state."""
         while True:
-            request = service_pb.WatchTrainingRunRequest(name=self._name, after_sequence=len(self.events))
+            request = service_pb.WatchTrainingRunRequest(name=self.name, after_sequence=len(self.events))
             try:
                 async for answer in self._client.training_runs.WatchTrainingRun(request, wait_for_ready=True):
                     assert answer.event.sequence == len(self.events) + 1
@@ -52,7 +53,7 @@ class Watcher:
 
     async def some(self, count: int) -> None:
         """Waits for so many more events, or the final state."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             async for _ in self.follow():
                 count -= 1
                 if not count:
@@ -60,7 +61,7 @@ class Watcher:
 
     async def until_step(self, step: int) -> None:
         """Waits until a step is announced."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             async for event in self.follow():
                 if event.HasField("step") and event.step.step >= step:
                     return
@@ -68,7 +69,7 @@ class Watcher:
 
     async def until_notice(self, text: str) -> None:
         """Waits until a notice holds a text."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             async for event in self.follow():
                 if text in event.notice.message:
                     return
@@ -76,7 +77,7 @@ class Watcher:
 
     async def until_state(self, state: pb.TrainingRunState) -> None:
         """Waits until the run is in a state."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             async for event in self.follow():
                 if event.run.state == state:
                     return
@@ -84,7 +85,7 @@ class Watcher:
 
     async def end(self) -> pb.TrainingRun:
         """Waits for the final state."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(self._wait_s):
             async for event in self.follow():
                 if event.run.state in FINAL_RUN_STATES:
                     return event.run

@@ -17,6 +17,7 @@ from tests.support.algorithm.models import small_model
 GROUPS = {
     "ddp, 4 ranks": ComputeSettings(parallel=Ddp(ranks=4)),
     "fsdp2, 2 ranks": ComputeSettings(parallel=Fsdp2(ranks=2), gradient_checkpointing=True),
+    "fsdp2, 2 copies in 2 parts": ComputeSettings(parallel=Fsdp2(ranks=4, shard=2)),
 }
 
 
@@ -41,6 +42,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
+    return made_rows()
+
+
+def made_rows() -> list[Row]:
     """Returns rows of many lengths, some of one rollout."""
     chance = random.Random(5)
     made = []

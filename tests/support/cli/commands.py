@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Done", "fulmen", "run_module", "run_program"]
 
@@ -26,6 +28,11 @@ class Done:
     def last_line(self) -> str:
         """The last line of standard output."""
         return self.stdout.rstrip("\n").rpartition("\n")[2]
+
+    @property
+    def last_document(self) -> Any:
+        """What the last line of standard output says as JSON."""
+        return json.loads(self.last_line)
 
 
 async def fulmen(*arguments: str | Path, limit_s: float = LIMIT_S) -> Done:

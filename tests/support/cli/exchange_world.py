@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import SecretStr
 
 from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import build
@@ -63,7 +64,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(serving_keys(KeyService(KEY)))
         settings = AlgorithmServiceSettings(
-            port=0, metrics_port=0, token=token(Role.SERVICE), store_target=store, state_dir=folder
+            port=0, metrics_port=0, token=SecretStr(token(Role.SERVICE)), store_target=store, state_dir=folder
         )
         parts = await build(settings, stack)
         await parts.server.server.start()

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import FulmenError
 from fulmen.rpc.services import Services
 
 __all__ = ["RUNNING", "SUCCEEDED", "Event", "RunService", "run", "step"]
@@ -35,13 +34,11 @@ class RunService:
     Args:
         events: Events of the run, the last of which with a run is its state.
         closes: Whether the stream ends after them; otherwise it stays open.
-        error: What opening the stream raises.
     """
 
-    def __init__(self, events: Sequence[Event], *, closes: bool = False, error: FulmenError | None = None) -> None:
+    def __init__(self, events: Sequence[Event], *, closes: bool = False) -> None:
         self._events = events
         self._closes = closes
-        self._error = error
         self.run = training_run_pb2.TrainingRun()
         self.run.CopyFrom(next((event.run for event in reversed(events) if event.HasField("run")), run()))
         self.cancelled = False
@@ -66,8 +63,6 @@ class RunService:
         return training_run_service_pb2.GetTrainingRunResponse(training_run=self.run)
 
     async def _all(self, after: int) -> AsyncIterator[training_run_service_pb2.WatchTrainingRunResponse]:
-        if self._error is not None:
-            raise self._error
         for number, event in enumerate(self._events[after:], start=after + 1):
             event.sequence = number
             yield training_run_service_pb2.WatchTrainingRunResponse(event=event)

@@ -18,7 +18,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.support.runner.kubernetes_api import schema_problems
+from tests.support.kubernetes.schema import schema_problems
 
 __all__ = ["CHART", "NAMESPACE", "VALUES", "Manifests", "helm", "problems", "render"]
 
@@ -32,6 +32,7 @@ Document = dict[str, Any]
 
 _CLIENTS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "tools"}}}]
 _PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+_RAY = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ray"}}}]
 _CACHE: Document = {
     "extraEnv": [{"name": "HF_HOME", "value": "/models"}],
     "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
@@ -43,6 +44,9 @@ _GPU_NODES: Document = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
 }
 
+CLUSTERS: Document = {
+    "gpus": {"kind": "kubernetes", "image": "registry.example.com/ai/fulmen-algorithm:9.9", "namespace": "fulmen-ranks"}
+}
 VALUES: dict[str, Document] = {
     "default": {},
     "small": {
@@ -60,6 +64,15 @@ VALUES: dict[str, Document] = {
         "runner": {"scaling": {"kind": "hpa"}},
     },
     "keda": {"runner": {"scaling": {"kind": "keda", "minReplicas": 0, "keda": {"labels": "gpu=h200"}}}},
+    "engines": {
+        "engines": {
+            "enabled": True, "tokenSecret": "solver-engines", "image": {"repository": "fulmen-vllm"}, "gpu": {"count": 2},
+            "scaling": {"kind": "keda", "maxReplicas": 47,
+                        "keda": {"prometheusAddress": "http://prometheus.monitoring:9090", "policy": "solver",
+                                 "attemptsPerEngine": 93}},
+            **_GPU_NODES, **_CACHE,
+        },
+    },
     "gpu-nodes": {
         "algorithm": {"replicas": 3, "gpu": {"count": 8}, **_GPU_NODES, **_CACHE},
         "torchrun": {
@@ -78,10 +91,11 @@ VALUES: dict[str, Document] = {
         "networkPolicy": {
             "clientsFrom": _CLIENTS,
             "metricsFrom": _PROMETHEUS,
+            "ranksFrom": _RAY,
             "database": {"to": [{"ipBlock": {"cidr": "10.9.0.0/16"}}], "port": 6432},
             "extraEgress": {"llmProxy": [{"ports": [{"port": 443}]}], "runner": [{"ports": [{"port": 443}]}]},
         },
-        "database": {"existingSecret": "fulmen-database", "caKey": "root.pem"},
+        "database": {"existingSecret": "fulmen-database", "caKey": "root.pem", "standbyKey": "standby"},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "collector": {"endpoint": "https://otel-collector.monitoring:4317", "to": _COLLECTOR},
         "store": {"autoscaling": {"enabled": True}, "settings": {"BLOB_URL": "s3://spans/fulmen", "LEASE_TTL_S": 20}},
@@ -94,7 +108,13 @@ VALUES: dict[str, Document] = {
             "podAnnotations": {"example.com/note": "x"},
             **_CACHE,
         },
-        "algorithm": {"gpu": {"count": 2}, "settings": {"MAX_CONCURRENT_RUNS": 1}, **_CACHE},
+        "algorithm": {
+            "gpu": {"count": 2},
+            "ranks": {"enabled": True},
+            "settings": {"MAX_CONCURRENT_RUNS": 1, "CLUSTERS": json.dumps(CLUSTERS)},
+            **_CACHE,
+        },
+        "engines": {"enabled": True, "tokenSecret": "solver-engines", "settings": {"OUTAGE_LIMIT_S": 600}},
         "torchrun": {"enabled": True, "args": ["-m", "my_training"]},
     },
 }  # fmt: skip
@@ -197,10 +217,15 @@ _TEXT = {"type": "string", "minLength": 1}
 _COUNT = {"type": "integer", "minimum": 0}
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 _NAMED = _strict({"name": _TEXT})
-_TRIGGER = _strict(
+_EXTERNAL = _strict(
     {"type": {"const": "external"}, "metadata": {**_TEXTS, "required": ["scalerAddress", "tokenFromEnv"]}},
     {"authenticationRef": _NAMED},
 )
+_PROMETHEUS_QUERY = _strict(
+    {"type": {"const": "prometheus"}, "metricType": {"enum": ["AverageValue", "Value"]},
+     "metadata": {**_TEXTS, "required": ["serverAddress", "query", "threshold"]}},
+)  # fmt: skip
+_TRIGGER: Document = {"oneOf": [_EXTERNAL, _PROMETHEUS_QUERY]}
 _KEY = _strict({"secret": _strict({"name": _TEXT, "key": _TEXT})})
 _ENDPOINT = _strict(
     {"port": _TEXT},

@@ -33,7 +33,7 @@ class Tapped(FulmenChannel):
         make = self._inner.stream_stream(method, *args, **kwargs)
 
         def tapped() -> Any:
-            stream = make()
+            stream: Any = make()
             stream.write, stream.read = self._write(stream.write), self._read(stream.read)
             return stream
 

@@ -141,7 +141,8 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 def fields(data: bytes) -> list[tuple[int, Any]]:
     """Reads the fields of a Protocol Buffers message."""
-    at, found = 0, []
+    at = 0
+    found: list[tuple[int, Any]] = []
     while at < len(data):
         key, at = varint(data, at)
         value, at = varint(data, at)

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -34,21 +34,28 @@ SMALL_BUCKETS = 0.03
 class RankPool:
     """Processes that are ranks of one process group after another. Torch is imported once, before they are forked."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *modules: str) -> None:
         context = multiprocessing.get_context("forkserver")
         # Optimisers import the second one when they are first used.
-        context.set_forkserver_preload([__name__, "torch._dynamo"])
-        self._pool = ProcessPoolExecutor(size, mp_context=context)
+        context.set_forkserver_preload([__name__, "torch._dynamo", *modules])
+        # Torch's distributed tensors remember places by mesh: a process must not be another rank of the same mesh later.
+        self._pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(size)]
 
     def run(self, folder: Path, size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls `work(rank, *arguments)` on every rank at once; returns what each has found."""
         meeting = folder / "meeting"
-        calls = [self._pool.submit(_as_rank, rank, size, str(meeting), work, arguments) for rank in range(size)]
-        return [call.result(2 * DEADLINE.total_seconds()) for call in calls]
+        calls = [
+            pool.submit(_as_rank, rank, size, str(meeting), work, arguments)
+            for rank, pool in enumerate(self._pools[:size])
+        ]
+        for call in as_completed(calls, 2 * DEADLINE.total_seconds()):
+            call.result()  # the first error is the cause of the others
+        return [call.result() for call in calls]
 
     def close(self) -> None:
         """Ends the processes."""
-        self._pool.shutdown(cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
 
 
 def _as_rank(rank: int, size: int, meeting: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -94,7 +101,9 @@ def settings_of(codec: str, **settings: Any) -> CodecSettings:
     return load_codecs()[codec].settings(**settings)
 
 
-def layers_with(settings: CodecSettings | None, **ddp: Any) -> tuple[nn.Module, torch.optim.Optimizer, ExchangeHook]:
+def layers_with(
+    settings: CodecSettings | None, **ddp: Any
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer, ExchangeHook]:
     """Makes a model, the same on every rank, that trains with SGD; None is for DDP without a hook."""
     torch.manual_seed(7)
     return with_hook(Layers(), settings, learning_rate=0.1, **ddp)
@@ -226,6 +235,26 @@ def go_on(rank: int, codec: str, settings: dict[str, Any], steps: int) -> tuple[
     return unbroken[steps // 2 :], resumed
 
 
+def train_with_scale(rank: int, codec: str, settings: dict[str, Any], scaled: bool) -> tuple[list[str], list[float]]:
+    """Trains, with a loss scale that grows if `scaled`; returns the digests of the weights and the scales, by step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2, enabled=scaled)
+    torch.manual_seed(7)
+    model = DistributedDataParallel(Layers(), bucket_cap_mb=SMALL_BUCKETS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chosen = settings_of(codec, **settings)
+    hooks.register(model, chosen, optimizer=optimizer, seed=3, loss_scale=scaler.get_scale)
+    digests, scales = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs, targets = rows_of(rank, step)
+        scaler.scale((model(inputs) - targets).square().mean()).backward()
+        scales.append(scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        digests.append(digest(model))
+    return digests, scales
+
+
 def meet_infinity(rank: int) -> tuple[list[bool], int, list[str]]:
     """Trains; in the second step one rank's gradient is infinite. Returns where gradients were finite, rounds, digests."""
     model, optimizer, hook = layers_with(settings_of("topk", ratio=10.0))
@@ -235,7 +264,7 @@ def meet_infinity(rank: int) -> tuple[list[bool], int, list[str]]:
         inputs, targets = rows_of(rank, step)
         error = (model(inputs) - targets).square().mean() * (float("inf") if (rank, step) == (1, 1) else 1.0)
         error.backward()
-        finite.append(all(bool(p.grad.isfinite().all()) for p in model.parameters()))
+        finite.append(all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()))
         if finite[-1]:
             optimizer.step()
         digests.append(digest(model))
@@ -283,7 +312,7 @@ def refusals(_: int) -> dict[str, str]:
     embedding = DistributedDataParallel(nn.Sequential(nn.Embedding(8, 4, sparse=True), nn.Linear(4, 4)))
     topk = settings_of("topk")
     grpc = {"kind": "grpc", "targets": ["127.0.0.1:1"]}
-    tried = {
+    tried: dict[str, tuple[Any, CodecSettings, torch.optim.Optimizer]] = {
         "fsdp2": (fully_shard(Layers()), topk, sgd),
         "no ddp": (Layers(), topk, sgd),
         "link": (layers, settings_of("qsgd", link=grpc), sgd),

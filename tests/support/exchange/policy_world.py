@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fulmen_exchange.policies.settings import (
     StagesPolicy,
 )
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "warmup_rounds": 8,
     "anomaly": AnomalySettings(window=5, cool_down=7, times=2),
     "rollback": RollbackOnDrop(kind="rollback", drop=0.2, window=2, cool_down=9),
@@ -41,7 +42,7 @@ def policy_of(kind: str, *, codec: str = "dgc", full_sync_every: int = 13, optim
     return make_policy(settings, optimizer=optimizer, world_size=4, gradient_bytes=4e6)
 
 
-def calm(number: int, **more: object) -> RoundStats:
+def calm(number: int, **more: Any) -> RoundStats:
     """Makes stats of a round in which nothing is out of the ordinary."""
     given = {"number": number, "progress": min(1.0, number / 200), "gradient_norms": (1.0, 1.1), "captured": 0.4}
     return RoundStats(**{**given, **more})

@@ -91,11 +91,6 @@ class Process:
             raise RankFailed(value)
         return value
 
-    @property
-    def is_done(self) -> bool:
-        """Whether an answer is there."""
-        return self._pipe.poll(0)
-
     def ask(self, what: str, **more: object) -> Any:
         """Gives an order and waits for the answer."""
         self.tell(what, **more)

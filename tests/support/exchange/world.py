@@ -25,6 +25,7 @@ from fulmen_exchange.settings import CodecSettings
 from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from tests.support.clock import Clock
 
 RUN, OTHER_RUN = "projects/default/trainingRuns/1", "projects/default/trainingRuns/2"
 LEASE_S = 3600.0
@@ -35,16 +36,6 @@ ROWS = 3 * BLOCK // 16
 class SampleSettings(KeyHolderSettings):
     service_name = "sample"
     model_config = settings_config("FULMEN_SAMPLE_")
-
-
-@dataclass
-class Clock:
-    """Time that passes when a test says so, in seconds."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @dataclass

@@ -94,7 +94,7 @@ class Chat(Dialect):
     """Chat completions."""
 
     name = "chat"
-    errors = openai
+    errors: ClassVar = openai
 
     def agent(self, world: VendorWorld, key: str | None = None) -> openai.AsyncOpenAI:
         """Returns the vendor's client."""
@@ -133,6 +133,7 @@ class Chat(Dialect):
             Call(id=call.id, name=call.function.name, arguments=json.loads(call.function.arguments))
             for call in choice.message.tool_calls or ()
         ]
+        assert answer.usage is not None
         return Said(
             text=choice.message.content or "",
             calls=calls,
@@ -148,7 +149,7 @@ class Responses(Dialect):
     """Responses; every stream is checked for the numbers of its events."""
 
     name = "responses"
-    errors = openai
+    errors: ClassVar = openai
 
     def agent(self, world: VendorWorld, key: str | None = None) -> openai.AsyncOpenAI:
         """Returns the vendor's client."""
@@ -199,7 +200,7 @@ class Messages(Dialect):
     """Anthropic's messages."""
 
     name = "messages"
-    errors = anthropic
+    errors: ClassVar = anthropic
 
     def agent(self, world: VendorWorld, key: str | None = None) -> anthropic.AsyncAnthropic:
         """Returns the vendor's client."""

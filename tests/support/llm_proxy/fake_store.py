@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -111,12 +112,13 @@ class FakeStore:
         assert record is not None
         return record
 
-    def stands(self, attempt: str, status: int, *, project: str = DEFAULT_PROJECT, **fields: int) -> None:
+    def stands(
+        self, attempt: str, status: lease_service_pb2.AttemptStatus, *, project: str = DEFAULT_PROJECT, **fields: Any
+    ) -> None:
         """Says how an attempt stands from now on."""
-        state = fields.pop("state", attempt_pb2.ATTEMPT_STATE_RUNNING)
+        usual = {"state": attempt_pb2.ATTEMPT_STATE_RUNNING, "mode": rollout_pb2.ROLLOUT_MODE_TRAIN}
         self.standings[attempt] = lease_service_pb2.AttemptCheckResult(
-            attempt=attempt,
-            **({"status": status, "state": state, "project": project, "mode": rollout_pb2.ROLLOUT_MODE_TRAIN} | fields),
+            attempt=attempt, status=status, project=project, **{**usual, **fields}
         )
 
     def asked(self, attempts: list[str]) -> None:
@@ -137,6 +139,7 @@ class FakeStore:
         stored = resource_pb2.ResourceVersion()
         stored.CopyFrom(resource)
         stored.version = len(held) + 1
+        stored.size_bytes = len(resource.content)
         stored.name = f"resources/{resource_id}/versions/{stored.version}"
         held.append(stored)
         for watcher in self.watchers:
@@ -180,13 +183,14 @@ class _Resources(resource_service_pb2_grpc.ResourceServiceServicer):
     ) -> resource_service_pb2.GetResourcesResponse:
         found = []
         for name in request.names:
-            _, resource_id, _, number = name.split("/")
+            _, resource_id, *version = name.split("/")
             held = self._store.versions.get(resource_id, [])
-            if not 1 <= int(number) <= len(held):
+            number = int(version[1]) if version else len(held)
+            if not 1 <= number <= len(held):
                 status = encode(ResourceNotFound(f"There is no {name}.", resource=name))
                 details = ((STATUS_METADATA_KEY, status.SerializeToString()),)
                 await context.abort(grpc.StatusCode.NOT_FOUND, status.message, details)
-            found.append(held[int(number) - 1])
+            found.append(held[number - 1])
         return resource_service_pb2.GetResourcesResponse(resources=found)
 
     async def ListResourceVersions(

@@ -80,6 +80,7 @@ def span_of(call: FinishedCall) -> Span:
 
 def plain(value: AnyValue) -> object:
     kind = value.WhichOneof("value")
+    assert kind is not None
     return [plain(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 

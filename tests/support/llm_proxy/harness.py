@@ -27,6 +27,7 @@ from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen_llm_proxy.app import build_proxy
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_service_kit.lifecycle import ServiceParts
+from fulmen_service_kit.security.call_terms import CallTerms
 from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.llm_proxy.fake_store import SIGNING_KEY
@@ -66,7 +67,7 @@ class RunningProxy:
         return capture_service_pb2_grpc.CaptureServiceStub(self.channel)
 
     def attempt(
-        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None, token_budget: int = 0
+        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None, **terms: Any
     ) -> tuple[str, str]:
         """Returns the name of an attempt, of a new rollout if none is given, and its key."""
         name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id or uuid7(), number=1)
@@ -77,9 +78,14 @@ class RunningProxy:
             epoch=1,
             mode=mode,
             ttl_s=ttl_s,
-            token_budget=token_budget,
+            terms=CallTerms(**terms),
         )
         return str(name), key
+
+    async def loaded(self) -> None:
+        """Returns when it has the store's routes. The caller sets the deadline."""
+        while self.parts.server.readiness.report()[1]["routes"] != "ok":  # noqa: ASYNC110  # a probe of it
+            await asyncio.sleep(0.02)
 
     async def register(self, backend_id: str, url: str, **fields: Any) -> None:
         """Registers a backend that returns token ids."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fulmen_llm_proxy.routing.backend_state import BackendStates
-from fulmen_llm_proxy.routing.balancing import key_of
-from fulmen_llm_proxy.routing.table import Backend, Balancing, Route, RoutingTable, Target
-
-
-@dataclass
-class Clock:
-    now_s: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from fulmen_llm_proxy.routing.balancing import Balancing, key_of
+from fulmen_llm_proxy.routing.table import Backend, Route, RoutingTable, Target
+from tests.support.clock import Clock
 
 
 @dataclass(frozen=True)
 class Keys:
-    """An affinity with both keys given."""
+    """An affinity with its keys given; of a call without an attempt, if it is not named."""
 
     attempt: int
     prefix: int = 0
+    is_named: bool = False
+
+    @property
+    def conversation(self) -> int:
+        """The attempt's."""
+        return self.attempt
 
 
 KEYS = [
@@ -35,9 +34,15 @@ def of(backend_id: str, weight: int = 1, *, version: int = 0, policy: str = "") 
     return Target(backend_id=backend_id, model="m", weight=weight, policy_version=version, policy=policy)
 
 
-def table(*targets: Target, balancing: Balancing = Balancing.STICKY, **backends: Backend) -> RoutingTable:
+def table(
+    *targets: Target,
+    balancing: Balancing = Balancing.STICKY,
+    rolling_versions: bool = False,
+    **backends: Backend,
+) -> RoutingTable:
     known = {t.backend_id: Backend(id=t.backend_id, base_url="http://x/v1") for t in targets} | backends
-    return RoutingTable(routes={"m": Route(model="m", targets=targets, balancing=balancing)}, backends=known)
+    route = Route(model="m", targets=targets, balancing=balancing, rolling_versions=rolling_versions)
+    return RoutingTable(routes={"m": route}, backends=known)
 
 
 def new_states(clock: Clock | None = None, *, recheck_s: float = 5) -> BackendStates:

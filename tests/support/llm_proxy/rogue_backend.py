@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 JSON = dict[str, Any]
 
@@ -27,7 +27,7 @@ STREAM_END: Final = b"0\r\n\r\n"
 DONE: Final = b"data: [DONE]\n\n"
 
 _USAGE = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
-_LOGPROBS = {"content": [{"token": t, "logprob": -0.5, "bytes": None, "top_logprobs": []} for t in "Hi"]}
+_LOGPROBS: JSON = {"content": [{"token": t, "logprob": -0.5, "bytes": None, "top_logprobs": []} for t in "Hi"]}
 _CHAT: JSON = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "byte-model"}
 _MESSAGE: JSON = {"id": "msg_1", "type": "message", "role": "assistant", "model": "byte-model"}
 _RESPONSE: JSON = {
@@ -97,6 +97,12 @@ _STARTED = _MESSAGE | {
     "content": [], "stop_reason": None, "stop_sequence": None, "usage": {"input_tokens": 2, "output_tokens": 0}
 }  # fmt: skip
 
+_RESPONSE_EVENTS: tuple[JSON, ...] = (
+    {"type": "response.created", "response": _RESPONSE | {"status": "in_progress", "output": []}},
+    {"type": "response.output_item.done", "output_index": 0, "item": _ITEM},
+    {"type": "response.completed", "response": WHOLE[RESPONSES]},
+)
+
 EVENTS: Final[dict[str, tuple[bytes, ...]]] = {
     CHAT: (
         event(_chat_chunk(delta={"role": "assistant", "content": ""}, prompt_token_ids=[1, 2])),
@@ -112,14 +118,7 @@ EVENTS: Final[dict[str, tuple[bytes, ...]]] = {
         DONE,
     ),
     RESPONSES: tuple(
-        event(document | {"sequence_number": number}, named=True)
-        for number, document in enumerate(
-            (
-                {"type": "response.created", "response": _RESPONSE | {"status": "in_progress", "output": []}},
-                {"type": "response.output_item.done", "output_index": 0, "item": _ITEM},
-                {"type": "response.completed", "response": WHOLE[RESPONSES]},
-            )
-        )
+        event(document | {"sequence_number": number}, named=True) for number, document in enumerate(_RESPONSE_EVENTS)
     ),
     MESSAGES: tuple(
         event(document, named=True)
@@ -292,7 +291,7 @@ class RogueBackend:
         """The base URL, with the version of the API."""
         return f"http://127.0.0.1:{self.port}/v1"
 
-    async def __aenter__(self) -> RogueBackend:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -343,8 +342,3 @@ class RogueBackend:
         self.arrived.release()
         act = self.next_acts.popleft() if self.next_acts else self.act
         return await act(Peer(asked, reader, writer))
-
-
-def paths_of(asked: Sequence[Asked]) -> list[str]:
-    """Returns where requests went."""
-    return [one.path for one in asked]

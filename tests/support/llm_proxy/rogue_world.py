@@ -165,7 +165,10 @@ class RogueWorld:
 @asynccontextmanager
 async def rogue_world(**settings: Any) -> AsyncIterator[RogueWorld]:
     """Runs a store, the backend and the proxy, with a route for each way in which calls are passed on."""
-    base = {"backend_keys": {"vendor": {"key": BACKEND_KEY, "hosts": ["127.0.0.1"]}}, "health_interval_s": 300}
+    base: dict[str, Any] = {
+        "backend_keys": {"vendor": {"key": BACKEND_KEY, "hosts": ["127.0.0.1"]}},
+        "health_interval_s": 300,
+    }
     async with (
         FakeStore() as store,
         RogueBackend() as backend,

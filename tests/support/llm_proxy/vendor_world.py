@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import anthropic
-import openai
+from anthropic import AsyncAnthropic
+from anthropic import DefaultAsyncHttpxClient as AnthropicHttpxClient
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from tests.support.llm_proxy.backend import Backend
@@ -54,18 +55,16 @@ class VendorWorld:
         """The base URL of an Anthropic client."""
         return self.proxy.url.removesuffix("/v1")
 
-    def openai_agent(self, key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
+    def openai_agent(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
         """Returns OpenAI's own client; all it knows of the proxy is the address."""
-        return openai.AsyncOpenAI(
-            base_url=self.proxy.url,
-            api_key=key or self.key(),
-            **{"max_retries": 0, "http_client": openai.DefaultAsyncHttpxClient(verify=NO_TLS)} | options,
-        )
+        usual: dict[str, Any] = {"base_url": self.proxy.url, "max_retries": 0}
+        usual |= {"http_client": DefaultAsyncHttpxClient(verify=NO_TLS)}
+        return AsyncOpenAI(api_key=key or self.key(), **(usual | options))
 
-    def anthropic_agent(self, key: str | None = None, **options: Any) -> anthropic.AsyncAnthropic:
+    def anthropic_agent(self, key: str | None = None, **options: Any) -> AsyncAnthropic:
         """Returns Anthropic's own client; all it knows of the proxy is the address."""
-        options = {"max_retries": 0, "http_client": anthropic.DefaultAsyncHttpxClient(verify=NO_TLS)} | options
-        return anthropic.AsyncAnthropic(base_url=self.anthropic_url, api_key=key or self.key(), **options)
+        usual: dict[str, Any] = {"max_retries": 0, "http_client": AnthropicHttpxClient(verify=NO_TLS)}
+        return AsyncAnthropic(base_url=self.anthropic_url, api_key=key or self.key(), **(usual | options))
 
     def key(self) -> str:
         """Returns the key of a new attempt."""
@@ -96,7 +95,7 @@ async def vendor_world(store: FakeStore, backend: Backend, **settings: Any) -> A
 
     Failed calls are not retried unless the settings say so.
     """
-    keys = {
+    keys: dict[str, Any] = {
         "backend_keys": {
             name: {"key": key, "hosts": ["127.0.0.1"]} for name, key in (("openai", KEY), ("anthropic", ANTHROPIC_KEY))
         },

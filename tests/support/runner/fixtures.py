@@ -60,7 +60,7 @@ async def start_runner(store: Store, proxy: ProxyDouble) -> AsyncIterator[StartR
     """Starts runners of the store and the proxy; ends them with the test."""
     started: list[RunnerProcess] = []
 
-    async def start(**settings: object) -> RunnerProcess:
+    async def start(**settings: Any) -> RunnerProcess:
         base = {
             "store_target": store.target,
             "llm_proxy_url": proxy.url,
@@ -80,7 +80,7 @@ async def start_runner(store: Store, proxy: ProxyDouble) -> AsyncIterator[StartR
 def publish_agent(store: Store) -> PublishAgent:
     """Publishes an agent with its files; returns the name of the version."""
 
-    async def publish(files: dict[str, str], **spec: object) -> str:
+    async def publish(files: dict[str, str], **spec: Any) -> str:
         bundle = await store.publish("bundle.tests", bundle_of(files))
         return await store.publish("agent.tests", spec_of(bundle=bundle, **spec))
 

@@ -160,8 +160,12 @@ async def create_work(
     kinds[:: -(-count // WAITING)] = ["waits"] * WAITING
     batch = []
     for number, kind in enumerate(kinds):
-        task = {"number": number, "work_s": round(rng.uniform(0.02, 0.4), 3)}
-        task |= {"ledger": str(folder / "ledger"), "gate": str(folder / "gate")}
+        task = {
+            "number": number,
+            "work_s": round(rng.uniform(0.02, 0.4), 3),
+            "ledger": str(folder / "ledger"),
+            "gate": str(folder / "gate"),
+        }
         batch += rollouts_of(agents[kind], [task], timeout_s=300, max_attempts=MAX_ATTEMPTS)
     names = await store.create(batch)
     return {name: KINDS[kind].expected for name, kind in zip(names, kinds, strict=True)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import io
 import json
 import os
@@ -17,7 +16,15 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.runner.v1.agent_spec_pb2 import AgentSpec, CommandEntry, Grader, JudgeEntry, PythonEntry
+from fulmen.runner.v1.agent_spec_pb2 import (
+    ISOLATION_UNSPECIFIED,
+    AgentSpec,
+    CommandEntry,
+    Grader,
+    Isolation,
+    JudgeEntry,
+    PythonEntry,
+)
 from fulmen.store.v1.rollout_pb2 import Rollout, RolloutPolicy
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 
@@ -127,21 +134,16 @@ class RunnerProcess:
             self._news.notify_all()
 
 
-def bundle_of(files: Mapping[str, str]) -> bytes:
+def bundle_of(files: Mapping[str, str], *, mode: int = 0o644) -> bytes:
     """Packs files as an agent's bundle."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, content in files.items():
             data = content.encode()
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            member.size, member.mode = len(data), mode
             tar.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
-
-
-def digest_of(archive: bytes) -> bytes:
-    """Returns the digest that the store keeps of a bundle."""
-    return hashlib.sha256(archive).digest()
 
 
 def spec_of(
@@ -153,7 +155,7 @@ def spec_of(
     command_grader: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
     max_output_bytes: int = 0,
-    isolation: int = 0,
+    isolation: Isolation = ISOLATION_UNSPECIFIED,
     judge: JudgeEntry | None = None,
     requirements: str = "",
     venv: Path | str = "",

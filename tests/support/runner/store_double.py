@@ -133,7 +133,7 @@ class StoreDouble(
 
     async def start(self) -> None:
         """Serves on a free port, or on the same one as before."""
-        edge = RpcEdge(Authenticator(verifier=self._verifier, dev_mode=False))
+        edge = RpcEdge(Authenticator(verifier=self._verifier, dev_mode=False), write_timeout_s=300)
         self._server = grpc.aio.server(interceptors=[edge], options=(("grpc.so_reuseport", 0),))
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self, self._server)
@@ -437,7 +437,7 @@ class StoreDouble(
             self._changed.notify_all()
 
 
-def _ack(attempt: str, status: int, message: str = "") -> lease_pb2.CompletionAck:
+def _ack(attempt: str, status: lease_pb2.CompletionStatus, message: str = "") -> lease_pb2.CompletionAck:
     return lease_pb2.CompletionAck(attempt=attempt, status=status, message=message)
 
 

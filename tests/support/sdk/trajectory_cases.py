@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import uuid
+from typing import Any
 
 import zstandard
 from hypothesis import strategies as st
@@ -26,10 +27,11 @@ def span_id(number: int) -> bytes:
     return struct.pack(">Q", number) if number else b""
 
 
-def attribute(key: str, value: int | str | bool) -> KeyValue:
+def attribute(key: str, value: float | str | bool) -> KeyValue:
     """Makes an attribute."""
-    field = {int: "int_value", str: "string_value", bool: "bool_value"}[type(value)]
-    return KeyValue(key=key, value=AnyValue(**{field: value}))
+    kinds = {int: "int_value", float: "double_value", str: "string_value", bool: "bool_value"}
+    held: dict[str, Any] = {kinds[type(value)]: value}
+    return KeyValue(key=key, value=AnyValue(**held))
 
 
 def record_of(call: PlainCall, index: int, *more: KeyValue, start: int | None = None) -> SpanRecord:
@@ -90,7 +92,7 @@ def chunk_of(records: list[SpanRecord], *, compressed: bool = False, attempt: st
     return SpanChunk(attempt=attempt, chunk_id=str(uuid.uuid4()), span_count=len(records), codec=codec, payload=payload)
 
 
-def plain(prompt: list[int], completion: list[int], **more: object) -> PlainCall:
+def plain(prompt: list[int], completion: list[int], **more: Any) -> PlainCall:
     """Makes a call with some log-probabilities."""
     return PlainCall(
         prompt=prompt, completion=completion, logprobs=[-0.5 * (i + 1) for i in range(len(completion))],

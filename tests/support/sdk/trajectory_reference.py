@@ -213,8 +213,9 @@ def reference_credit(
             own = sum(weights[r.dimension] * r.value for r, found in covered.items() if index in found)
             result[index] = own + (total or 0.0) * last
         else:
-            result[index] = gamma ** (len(order) - 1 - unit[index]) * (total or 0.0)
+            credit = gamma ** (len(order) - 1 - unit[index]) * (total or 0.0)
             for r, found in covered.items():
                 distance = max(unit[each] for each in found) - unit[index]
-                result[index] += weights[r.dimension] * r.value * gamma**distance if distance >= 0 else 0.0
+                credit += weights[r.dimension] * r.value * gamma**distance if distance >= 0 else 0.0
+            result[index] = credit
     return result

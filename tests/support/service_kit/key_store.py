@@ -55,6 +55,7 @@ class KeyService(project_service_pb2_grpc.ProjectServiceServicer):
             ttl_s=ttl_s,
             project=request.project or caller.project,
             token_id=caller.token_id,
+            training_run=caller.training_run,
         )
         answer = pb.RefreshTokenResponse(token=token)
         answer.expire_time.FromSeconds(int(time.time() + ttl_s))

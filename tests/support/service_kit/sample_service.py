@@ -58,6 +58,7 @@ class Failing:
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
     """Puts the sample together."""
+    assert isinstance(settings, SampleSettings)  # The command line reads this class.
     servicer = SampleServicer()
     server = build_server(
         settings,

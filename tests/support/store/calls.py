@@ -40,13 +40,13 @@ def new_call(
         messages_json=json.dumps(messages).encode(),
         answer_json=json.dumps({"role": "assistant", "content": answer}).encode() if answer else b"",
     )
-    fields = {"model": "assistant", "backend": "backends/one", "http_status": 200} | fields
+    usual: dict[str, Any] = {"model": "assistant", "backend": "backends/one", "http_status": 200}
     call = call_pb2.RecordedCall(
         name=call_name(project, uuid7(next(_moments))),
         conversation=conversation_name(project, conversation) if conversation else "",
         message_count=len(messages),
         content=content,
-        **fields,
+        **(usual | fields),
     )
     call.create_time.FromNanoseconds(time.time_ns())
     return pb.NewCall(

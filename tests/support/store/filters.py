@@ -24,8 +24,8 @@ from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = [
-    "AGENTS", "COMPARE", "COUNTS", "DURATIONS_S", "GROUPS", "MOMENTS", "REWARDS", "TASK_TYPES", "expressions", "means",
-    "orders", "written",
+    "AGENTS", "COMPARE", "COUNTS", "DURATIONS_S", "GROUPS", "KEYS", "MAPS", "MAP_VALUES", "MOMENTS", "REWARDS",
+    "TASK_TYPES", "expressions", "means", "orders", "written",
 ]  # fmt: skip
 
 COMPARE: Mapping[Operator, Callable[[Any, Any], bool]] = {
@@ -45,6 +45,9 @@ REWARDS = [-1.0, 0.0, 0.1, 0.30000000000000004, 1.0, 1e-300]
 DURATIONS_S = [0.0, 0.125, 1.5, 90.0]
 COUNTS = [0, 7, 512, 2**40]
 # Ids of the first moments begin alike.
+KEYS = ["team", "fulmen.retry_of", 'a "b"', "größe", "empty", "-"]
+MAP_VALUES = ["", "a", "b", 'q"\\uote']
+MAPS = {Field.METADATA: 15, Field.REQUIRED_LABELS: 13, Field.RESOURCE_VERSIONS: 10}
 NAMES = ["", "0", "019b", "019b7", "019b76da-a", "019b76da-a800", "ffffffff-ffff-ffff-ffff-ffffffffffff"]
 MODES = {1: "TRAIN", 2: "VALIDATION", 3: "TEST"}
 
@@ -65,7 +68,7 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
     Field.PROMPT_TOKEN_COUNT: st.sampled_from(COUNTS),
     Field.COMPLETION_TOKEN_COUNT: st.sampled_from(COUNTS),
     Field.COST_MICROS: st.sampled_from(COUNTS),
-}
+} | dict.fromkeys(MAPS, st.sampled_from(MAP_VALUES))
 
 
 @st.composite
@@ -73,7 +76,8 @@ def comparisons(draw: st.DrawFn) -> Comparison:
     """Draws one comparison that the grammar allows."""
     field = draw(st.sampled_from(list(Field)))
     sign = draw(st.sampled_from(sorted(ROLLOUTS.operators_of(field))))
-    return Comparison(field=field, operator=sign, value=draw(VALUES[field]))
+    key = draw(st.sampled_from(KEYS)) if field in MAPS else ""
+    return Comparison(field=field, key=key, operator=sign, value=draw(VALUES[field]))
 
 
 def expressions() -> st.SearchStrategy[Expression]:
@@ -95,8 +99,8 @@ def orders() -> st.SearchStrategy[tuple[SortKey, ...]]:
 def written(expression: Expression) -> str:
     """Writes a tree with every parenthesis."""
     match expression:
-        case Comparison(field=field, operator=sign, value=value):
-            return f"{field} {sign} {_value(field, value)}"
+        case Comparison(field=field, key=key, operator=sign, value=value):
+            return f"{field}{f'.{_quoted(key)}' if key else ''} {sign} {_value(Field(field), value)}"
         case Negation(operand=operand):
             return f"NOT ({written(operand)})"
         case Conjunction(operands=operands):
@@ -110,10 +114,13 @@ def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
     match expression:
         case Comparison(field=Field.NAME, operator=sign, value=value):
             return str(facts[Field.NAME]).startswith(str(value)) is (sign is Operator.EQUAL)
+        case Comparison(field=field, key=key, operator=sign, value=value) if key:
+            return (facts[Field(field)].get(key) == value) is (sign is Operator.EQUAL)
         case Comparison(field=field, operator=Operator.NOT_EQUAL, value=value):
-            return bool(facts[field] != value)
+            return bool(facts[Field(field)] != value)
         case Comparison(field=field, operator=sign, value=value):
-            return facts[field] is not None and COMPARE[sign](facts[field], value)
+            fact = facts[Field(field)]
+            return fact is not None and COMPARE[sign](fact, value)
         case Negation(operand=operand):
             return not means(operand, facts)
         case Conjunction(operands=operands):
@@ -136,4 +143,8 @@ def _value(field: Field, value: Value) -> str:
         return f'"{value.isoformat()}"'
     if isinstance(value, int | float):
         return f"{value}s" if field is Field.DURATION else str(value)
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from fulmen_store.leases.leases import (
@@ -14,6 +15,7 @@ from fulmen_store.leases.leases import (
     Grant,
     HedgeCandidate,
     HeldLease,
+    LeaseTable,
     Project,
     QuotaClaim,
 )
@@ -21,7 +23,9 @@ from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RetryPo
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import QueueTerms
 
-__all__ = ["MemoryLeaseTable"]
+__all__ = ["REQUEST", "MemoryLeaseTable"]
+
+REQUEST = b"request"
 
 
 @dataclass(slots=True)
@@ -46,7 +50,7 @@ class _Row:
             session_id=session_id,
             epoch=self.granted,
             project_id=self.item.project_id,
-            request=b"request",
+            request=REQUEST,
         )
 
     def ended(self, end: AttemptEnd, superseded: tuple[UUID, int] | None = None) -> EndedAttempt:
@@ -231,3 +235,8 @@ class MemoryLeaseTable:
             if row.session_id is not None
             for session_id, epoch in ((row.session_id, row.epoch), *([row.hedge] if row.hedge else []))
         ]
+
+
+if TYPE_CHECKING:
+    # It keeps to the port.
+    _: LeaseTable = MemoryLeaseTable()

@@ -41,6 +41,20 @@ cross join lateral (
 ) a
 where r.project_id = $1
 """
+# The newest ended ones.
+ATTEMPTS_SHOWN: Final = 16
+
+MISCOUNTED = """
+with kept as (
+    select l.run_id, l.sort_priority, l.labels, l.task_type, l.agent, sum(l.live)::bigint as live
+    from live_count l where l.project_id = $1
+    group by l.run_id, l.sort_priority, l.labels, l.task_type, l.agent having sum(l.live) <> 0
+), counted as (
+    select i.run_id, i.sort_priority, i.labels, i.task_type, i.agent, count(*) as live from item i where i.project_id = $1
+    group by i.run_id, i.sort_priority, i.labels, i.task_type, i.agent
+)
+(select * from kept except select * from counted) union all (select * from counted except select * from kept)
+"""
 
 
 class World:
@@ -80,7 +94,8 @@ class World:
         """Leaves nothing behind that other projects could notice."""
         for connection, _ in self.slow.values():
             await connection.close()
-        for client in (*self.streams, *self.watchers):
+        clients: list[StreamClient | Watcher] = [*self.streams, *self.watchers]
+        for client in clients:
             await client.drop()
         for channel in self._channels:
             await channel.close()
@@ -182,6 +197,11 @@ class World:
         assert len(set(second)) == len(second), f"a group was announced twice: {second}"
         assert set(second) <= finished, f"announced without having finished: {set(second) - finished}"
 
+    async def compare_counts(self) -> None:
+        """Compares the kept counts of the project with its rows."""
+        problems = await self.database.fetch(MISCOUNTED, self.project_id)
+        assert problems == []
+
     async def read_to_the_end(self) -> None:
         """Waits until the readers have everything, and reads it again at each replica.
 
@@ -213,8 +233,10 @@ class World:
 
     def _compare_shown(self, shown: rollout_pb2.Rollout) -> None:
         rollout = self.model.rollouts[shown.name]
-        assert (shown.state, shown.failure_kind) == (rollout.state, rollout.failure_kind), (shown, rollout)
-        ended = [(f"{rollout.name}/attempts/{each.number}", each.kind) for each in rollout.attempts]
+        told = (int(shown.state), int(shown.failure_kind))
+        assert told == (rollout.state.value, rollout.failure_kind.value), (shown, rollout)
+        ended = [(f"{rollout.name}/attempts/{each.number}", each.kind) for each in rollout.attempts[-ATTEMPTS_SHOWN:]]
+        assert shown.ended_attempt_count == len(rollout.attempts), (shown, rollout)
         attempts = [(each.name, each.failure_kind) for each in shown.attempts]
         assert attempts == [*ended, *([(rollout.lease.attempt, 0)] if rollout.holder else [])], (shown, rollout)
         decided = rollout.attempts[-1:] if rollout.attempts and rollout.attempts[-1].next_state in FINAL_STATES else []

@@ -23,6 +23,7 @@ from fulmen.store.v1 import (
     resource_pb2,
     resource_service_pb2,
     rollout_pb2,
+    rollout_selection_pb2,
     rollout_service_pb2,
     run_lease_service_pb2,
     runner_registry_service_pb2,
@@ -143,7 +144,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 
 run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
-sec, calls = secret_service_pb2, call_service_pb2
+sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -158,7 +159,20 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [pb.GetRolloutRequest(name=t.waiting)],
         lambda t: [pb.GetRolloutRequest(name=t.running)],
     ],
+    ROLLOUTS + "ListAttempts": [
+        lambda t: [pb.ListAttemptsRequest(parent=t.waiting)],
+        lambda t: [pb.ListAttemptsRequest(parent=t.running)],
+    ],
     ROLLOUTS + "ListRollouts": [lambda t: [pb.ListRolloutsRequest(project=t.project)]],
+    ROLLOUTS + "CountRollouts": [
+        lambda t: [sel.CountRolloutsRequest(project=t.project)],
+        lambda t: [sel.CountRolloutsRequest(training_run=t.run, project=t.project)],
+        lambda t: [sel.CountRolloutsRequest(training_run=t.run)],
+    ],
+    ROLLOUTS + "UpdateRollout": [
+        lambda t: [sel.UpdateRolloutRequest(rollout=rollout_pb2.Rollout(name=t.waiting, priority=1))],
+        lambda t: [sel.UpdateRolloutRequest(rollout=rollout_pb2.Rollout(name=t.running, priority=1))],
+    ],
     ROLLOUTS + "CancelRollouts": [
         lambda t: [pb.CancelRolloutsRequest(names=[t.waiting])],
         lambda t: [pb.CancelRolloutsRequest(names=[t.running])],
@@ -169,8 +183,15 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [pb.RetryRolloutsRequest(names=[t.waiting], request_id="r")],
         lambda t: [pb.RetryRolloutsRequest(project=t.project, filter='state = "FAILED"')],
     ],
+    ROLLOUTS + "DeleteRollouts": [
+        lambda t: [sel.DeleteRolloutsRequest(names=[t.waiting])],
+        lambda t: [sel.DeleteRolloutsRequest(filter="*", project=t.project)],
+        lambda t: [sel.DeleteRolloutsRequest(filter="*", training_run=t.run)],
+    ],
     ROLLOUTS + "WatchRollouts": [lambda t: [pb.WatchRolloutsRequest(project=t.project)]],
     ROLLOUTS + "GetQueueStats": [lambda t: [pb.GetQueueStatsRequest(project=t.project)]],
+    ROLLOUTS + "PauseQueue": [lambda t: [pb.PauseQueueRequest(project=t.project)]],
+    ROLLOUTS + "ResumeQueue": [lambda t: [pb.ResumeQueueRequest(project=t.project)]],
     LEASES + "StreamLeases": [
         lambda t: [opened(projects=[t.project])],
         lambda t: [opened(runner=runner_name(t.session))],
@@ -211,6 +232,10 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [res.GetResourcesRequest(names=[t.resource])],
         lambda t: [res.GetResourcesRequest(names=[t.resource], project=t.project)],
     ],
+    RESOURCES + "ReadContent": [
+        lambda t: [res.ReadContentRequest(name=f"{t.resource}/versions/1")],
+        lambda t: [res.ReadContentRequest(name=f"{t.resource}/versions/1", project=t.project)],
+    ],
     RESOURCES + "ListResourceVersions": [
         lambda t: [res.ListResourceVersionsRequest(parent=t.resource)],
         lambda t: [res.ListResourceVersionsRequest(project=t.project)],
@@ -237,9 +262,14 @@ PROBES: dict[str, list[Probe]] = {
     PROJECTS + "CreateProject": [lambda t: [prj.CreateProjectRequest(project=prj.Project(name=t.project))]],
     PROJECTS + "GetProject": [lambda t: [prj.GetProjectRequest(name=t.project)]],
     PROJECTS + "UpdateProject": [lambda t: [prj.UpdateProjectRequest(project=prj.Project(name=t.project, etag="1"))]],
+    PROJECTS + "DeleteProject": [lambda t: [prj.DeleteProjectRequest(name=t.project, cancel_running=True)]],
     PROJECTS + "ResumeAgent": [lambda t: [prj.ResumeAgentRequest(project=t.project, agent=f"{t.resource}/versions/1")]],
     PROJECTS + "IssueToken": [
-        lambda t: [prj.IssueTokenRequest(project=t.project, role=prj.TOKEN_ROLE_CLIENT, subject="x")],
+        lambda t: [
+            prj.IssueTokenRequest(
+                project=t.project, role=prj.TOKEN_ROLE_ENGINE, subject="x", training_run=f"{t.project}/trainingRuns/x"
+            )
+        ],
     ],
     PROJECTS + "RevokeToken": [lambda t: [prj.RevokeTokenRequest(token_id=t.token_id)]],
     PROJECTS + "RefreshToken": [lambda t: [prj.RefreshTokenRequest(project=t.project)]],
@@ -312,6 +342,7 @@ PROBES: dict[str, list[Probe]] = {
 # What is asked for without a name: the same is told whether project b has things or not.
 LISTINGS: dict[str, Message] = {
     ROLLOUTS + "ListRollouts": pb.ListRolloutsRequest(),
+    ROLLOUTS + "CountRollouts": sel.CountRolloutsRequest(),
     ROLLOUTS + "GetQueueStats": pb.GetQueueStatsRequest(),
     RESOURCES + "ListResourceVersions": res.ListResourceVersionsRequest(),
     RESOURCES + "WatchResources": res.WatchResourcesRequest(),
@@ -332,16 +363,23 @@ LISTINGS: dict[str, Message] = {
 }
 
 A, S, R, C, V, K = Role.ADMIN, Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
+E, M = Role.ENGINE, Role.RANK
 # Who may call what. Whatever is not here, nobody but an administrator may; values of secrets, not even that one.
 MAY_CALL: dict[str, set[Role]] = {
     ROLLOUTS + "BatchCreateRollouts": {A, S, C},
     ROLLOUTS + "StreamCreateRollouts": {A, S, C},
     ROLLOUTS + "GetRollout": {A, S, R, C, V, K},
+    ROLLOUTS + "ListAttempts": {A, S, R, C, V, K},
     ROLLOUTS + "ListRollouts": {A, S, C, V},
+    ROLLOUTS + "CountRollouts": {A, S, C, V},
+    ROLLOUTS + "UpdateRollout": {A, S, C},
     ROLLOUTS + "CancelRollouts": {A, S, C},
     ROLLOUTS + "RetryRollouts": {A, S, C},
+    ROLLOUTS + "DeleteRollouts": {A, S, C},
     ROLLOUTS + "WatchRollouts": {A, S, C, V},
     ROLLOUTS + "GetQueueStats": {A, S, R, C, V},
+    ROLLOUTS + "PauseQueue": {A, S, C},
+    ROLLOUTS + "ResumeQueue": {A, S, C},
     LEASES + "StreamLeases": {A, S, R},
     LEASES + "AcquireLeases": {A, S, R},
     LEASES + "RenewLeases": {A, S, R},
@@ -354,6 +392,7 @@ MAY_CALL: dict[str, set[Role]] = {
     SPANS + "WatchSpans": {A, S, R, C, V, K},
     RESOURCES + "PublishResources": {A, S, C},
     RESOURCES + "GetResources": {A, S, R, C, V},
+    RESOURCES + "ReadContent": {A, S, R, C, V},
     RESOURCES + "ListResourceVersions": {A, S, R, C, V},
     RESOURCES + "DiffResources": {A, S, C, V},
     RESOURCES + "SetAlias": {A, S, C},
@@ -369,15 +408,16 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "CreateProject": {A},
     PROJECTS + "GetProject": {A, S, R, C, V, K},
     PROJECTS + "UpdateProject": {A},
+    PROJECTS + "DeleteProject": {A},
     PROJECTS + "ResumeAgent": {A},
     PROJECTS + "ListProjects": {A, S, C, V},
-    PROJECTS + "IssueToken": {A},
+    PROJECTS + "IssueToken": {A, S},
     PROJECTS + "RevokeToken": {A},
     PROJECTS + "ListTokens": {A},
     PROJECTS + "ListRevokedTokens": {A, S},
     PROJECTS + "IntrospectToken": {A, S, R},
-    PROJECTS + "ListSigningKeys": {A, S, R, C, V, K},
-    PROJECTS + "RefreshToken": {A, S, R},
+    PROJECTS + "ListSigningKeys": {A, S, R, E, M, C, V, K},
+    PROJECTS + "RefreshToken": {A, S, R, E, M},
     USAGE + "SyncUsage": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
     CALLS + "RecordCalls": {A, S},

@@ -79,6 +79,18 @@ class StoreHandle:
         return Stubs(channel)
 
 
+def engine_token(training_run: str, *, ttl_s: float = 600) -> str:
+    """Makes the token of an engine."""
+    return run_token(training_run, role=Role.ENGINE, ttl_s=ttl_s)
+
+
+def run_token(training_run: str, *, role: str, ttl_s: float = 600) -> str:
+    """Makes the token of a machine that belongs to a run."""
+    project = training_run.partition("/trainingRuns/")[0]
+    signer = TokenSigner(SIGNING_KEY)
+    return signer.issue(Role(role), subject="machine", ttl_s=ttl_s, project=project, training_run=training_run)
+
+
 @asynccontextmanager
 async def running_store(dsn: str, **settings: Any) -> AsyncIterator[StoreHandle]:
     """Runs a store in this process for as long as the context lasts; a role that dies fails the test."""

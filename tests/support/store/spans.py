@@ -11,6 +11,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
+from tests.support.sdk.trajectory_cases import attribute
 from tests.support.store.running import LIMIT_S, Stubs
 
 __all__ = ["append", "chunk_of", "packed", "span", "stored"]
@@ -20,17 +21,16 @@ SECOND = 1_000_000_000
 
 def span(name: str, *, start: float = 1, seconds: float = 0.0, error: bool = False, **attributes: Any) -> Any:
     """Makes a span; underscores in names of attributes become dots."""
-    kinds = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
     return trace_pb2.Span(
         name=name,
         span_id=uuid7().bytes[-8:],
         trace_id=uuid7().bytes,
         start_time_unix_nano=round(start * SECOND),
         end_time_unix_nano=round((start + seconds) * SECOND),
-        attributes=[
-            {"key": key.replace("_", "."), "value": {kinds[type(value)]: value}} for key, value in attributes.items()
-        ],
-        status={"code": trace_pb2.Status.STATUS_CODE_ERROR if error else trace_pb2.Status.STATUS_CODE_UNSET},
+        attributes=[attribute(key.replace("_", "."), value) for key, value in attributes.items()],
+        status=trace_pb2.Status(
+            code=trace_pb2.Status.STATUS_CODE_ERROR if error else trace_pb2.Status.STATUS_CODE_UNSET
+        ),
     )
 
 

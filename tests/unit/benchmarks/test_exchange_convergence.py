@@ -118,16 +118,6 @@ def test_a_finished_cell_is_read_back_and_not_trained_again(tmp_path: Any) -> No
     assert store.read(cell, tmp_path) == found
 
 
-def test_a_cell_of_other_settings_seed_size_or_rate_is_another_one() -> None:
-    cell = Cell(case=DENSE, seed=1, size=SIZE, rate=0.003)
-    others = [
-        replace(cell, seed=2), replace(cell, rate=0.01), replace(cell, size=replace(SIZE, steps=4)),
-        replace(cell, case=replace(DENSE, exchange={"codec": "bf16"})), replace(cell, case=replace(DENSE, name="else")),
-        replace(cell, case=replace(DENSE, optimizer={"kind": "sgd"})), replace(cell, case=replace(DENSE, task=Task.ARITHMETIC)),
-    ]  # fmt: skip
-    assert len({one.file for one in (cell, *others)}) == len(others) + 1
-
-
 def test_every_case_is_held_against_a_dense_one_with_the_same_optimiser_and_no_setting_was_chosen_on_its_seeds() -> (
     None
 ):

@@ -81,12 +81,6 @@ def test_lines_are_gone_when_their_process_is_killed(shapes: None) -> None:
     assert "rank0" not in subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
 
 
-def test_without_the_tools_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines.shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
-    with pytest.raises(lines.LinesUnavailable, match="not found: tc"):
-        lines.check()
-
-
 def test_without_shaped_lines_only_loopback_is_measured_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,50 +193,3 @@ def test_ranks_that_differ_are_seen(raw: dict[str, Any]) -> None:
     taken = measure.Taken(steps=[{"step_s": 1.0, "exchange_s": 0.5}], digests=[("a", "a"), ("a", "b")])
     taken.turns = [{"cpu_s": 1.0, "sent_bytes": 2.0, "figures": {}}]
     assert measure.summary(DGC, taken, compute_s=0.5)["weights_equal"] is False
-
-
-def test_tables_have_every_contender_and_line(raw: dict[str, Any]) -> None:
-    text = findings.markdown(raw)
-    first = text.split("\n\n")[0].splitlines()
-    assert [row.split("|")[1].strip().strip("*") for row in first[2:]] == list(CONTENDERS)
-    assert all(row.count("|") == len(LINES) * 2 + 2 for row in first)
-
-
-class OneStand:
-    """Stands for ranks: a step of a contender takes as long as it is told."""
-
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self.seconds = seconds
-        self.orders: list[tuple[str, int]] = []
-
-    def servers_cpu_s(self) -> float:
-        """Counts nothing."""
-        return 0.0
-
-    def order(self, what: str, *, contender: str, count: int) -> list[dict[str, Any]]:
-        """Answers for two ranks, the second of which takes twice as long."""
-        self.orders.append((contender, count))
-        each = self.seconds[contender]
-        return [
-            {
-                "steps": [{"step_s": each * factor, "exchange_s": 0.0}] * count,
-                "cpu_s": count, "sent_bytes": 10 * count, "figures": {"exchange_raw_bytes": count}, "events": [],
-                "digest": "same",
-            }
-            for factor in (0.5, 1.0)
-        ]  # fmt: skip
-
-
-def test_contenders_take_turns_and_slow_ones_have_one_step_in_each() -> None:
-    contenders = [CONTENDERS[name] for name in (DDP.name, DGC.name)]
-    one = OneStand({DDP.name: 10.0, DGC.name: 1.0})
-    turns = measure.Turns(one, LINES["100mbit"], 2, measure.LONG)  # type: ignore[arg-type]  # what it asks for
-    turns.all(contenders)
-    # The turn before the others finds out how long a step is.
-    assert one.orders == [(DDP.name, 1), (DGC.name, 1)] + 2 * [(DDP.name, 1), (DGC.name, 3)] + [(DGC.name, 3)]
-    assert [step["step_s"] for step in turns.taken[DGC.name].steps] == [1.0] * 6
-    assert [step["step_s"] for step in turns.taken[DDP.name].steps] == [10.0] * 3
-    found = measure.summary(DGC, turns.taken[DGC.name], compute_s=0.25)
-    assert found["exchange_share"] == 0.75
-    assert (found["cpu_s"]["median"], found["sent_bytes"], found["weights_equal"]) == (1.0, 10, True)
-    assert found["figures"] == {"exchange_raw_bytes": 1.0}

@@ -62,6 +62,7 @@ WITHOUT_DATA = frozenset(
         "spans export",
         "proxy route delete",
         "proxy backend delete",
+        "proxy import-prices",
         "token revoke",
         "secret set",
         "secret remove",

@@ -66,7 +66,7 @@ def test_settings_of_the_link_have_the_names_and_defaults_that_are_said(page: st
     shown = {
         name: float(default) for row in told for name, default in zip(names_in(row[0]), row[2].split(","), strict=True)
     }
-    assert shown == {name: fields[name] for name in fields if name not in ("kind", "targets")}
+    assert shown == {name: fields[name] for name in fields if name not in ("kind", "targets", "spares")}
 
 
 def test_settings_of_the_service_have_the_names_and_defaults_that_are_said(page: str) -> None:
@@ -76,12 +76,19 @@ def test_settings_of_the_service_have_the_names_and_defaults_that_are_said(page:
     assert {row[0].strip("`"): row[2] for row in told} == {
         name.removeprefix(prefix).upper(): str(fields[name].default)
         for name in fields
-        if name.startswith(prefix) and name != "exchange_targets"
+        if name.startswith(prefix) and name not in ("exchange_targets", "exchange_folder")
     }
 
 
+GRPC = {"kind": "grpc", "targets": ["127.0.0.1:7301"]}
 REFUSED: dict[str, dict[str, Any]] = {
-    "exchange: needs parallel.kind ddp": {"exchange": {"codec": "qsgd"}},
+    "exchange: needs parallel.kind ddp, or fsdp2 ...": {"exchange": {"codec": "qsgd"}},
+    "exchange.link: must be kind torch with fsdp2": {
+        "parallel": {"kind": "fsdp2", "ranks": 4, "shard": 2}, "exchange": {"codec": "qsgd", "link": GRPC}
+    },
+    "exchange.link: must be kind torch with parallel.min_ranks": {
+        "parallel": {"kind": "ddp", "min_ranks": 1}, "exchange": {"codec": "qsgd", "link": GRPC}
+    },
     "optimizer: topk needs kind sgd ...": {**DDP, "exchange": {"codec": "topk"}},
     "optimizer.momentum: must be 0, dgc has the momentum": {
         **DDP, "exchange": {"codec": "dgc"}, "optimizer": {"kind": "sgd", "momentum": 0.9}

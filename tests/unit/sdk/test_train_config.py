@@ -59,6 +59,13 @@ def test_a_good_file_is_read_whole(folder: Path) -> None:
     ]
 
 
+def test_conversations_are_imitated_without_an_agent(folder: Path) -> None:
+    without = GOOD.replace('[agent]\npython = "agent.py:solve"\ngrader = "grader.py:grade"\n', "")
+    config = load(folder, without)
+    assert (config.agent, config.secrets, config.runs_code) == (None, (), True)
+    assert not load(folder, without.replace("build =", "path = '.' #")).runs_code
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [

@@ -8,16 +8,7 @@ import pytest
 
 from fulmen.rpc.tls import TlsFiles, TlsWatch
 from fulmen.watched_file import LOOK_S, WatchedFile
-
-
-class Clock:
-    """A clock that stands until it is told to go."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -1,1 +1,1 @@
-"""`fulmen agent check`: one agent, run in this process."""
+"""`fulmen agent`: one agent, run in this process; paused ones."""

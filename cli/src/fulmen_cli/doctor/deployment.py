@@ -7,7 +7,7 @@ import datetime
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Final
@@ -15,12 +15,14 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.connection import claims_of
 from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
 from fulmen.kinds import CHECKED_KINDS, content_problems
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.rpc.services import Services
 from fulmen.rpc.status import CLOCK_METADATA_KEY
 from fulmen.store.v1 import (
@@ -33,8 +35,9 @@ from fulmen.store.v1 import (
 from fulmen_cli.connection import Connection
 from fulmen_cli.doctor.finding import Finding
 from fulmen_cli.output import enum_word
+from fulmen_cli.rollout.backlog import pause_text
 
-__all__ = ["clocks", "deployment", "token"]
+__all__ = ["clocks", "deployment", "engines", "token"]
 
 LIMIT_S: Final = 5.0
 CALL_LIMIT_S: Final = 60.0
@@ -90,6 +93,8 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
             ahead_s = {name: each.ahead_s for name, each in health.items() if each.ahead_s is not None}
             findings += [_database(ready), *await _queue(client), *await _runners(client), clocks(ahead_s)]
             findings += [*await _resources(client), *await _unowned_runs(client)]
+        if health["algorithm"].status is not None:
+            findings += await _engines(client)
         # Each proxy has breakers of its own.
         for name, answer in health.items():
             if name.startswith("proxy") and answer.status is not None:
@@ -220,6 +225,8 @@ async def _queue(client: Services) -> list[Finding]:
         advice = "Start runners, and see the log of those that run: their token, their --store-target."
         return [Finding(what="queue", ok=False, text=f"{text}: no runner is connected", advice=advice)]
     found = [Finding(what="queue", ok=True, text=text)]
+    if paused := pause_text(stats):
+        found.append(Finding(what="pause", ok=None, text=f"the queue is {paused}"))
     if stats.paused_agents:
         agents = ", ".join(each.agent for each in stats.paused_agents)
         text = f"paused, because runners died under them: {agents}"
@@ -272,8 +279,7 @@ async def _resources(client: Services) -> list[Finding]:
     try:
         for kind in CHECKED_KINDS:
             for version in await _newest(client, kind):
-                names = resource_service_pb2.GetResourcesRequest(names=[version.name])
-                found = (await client.resources.GetResources(names, timeout=LIMIT_S)).resources[0]
+                (found,) = await read_resources(client.resources, [version.name], timeout=LIMIT_S)
                 problems += [
                     f"{version.name}: {problem.field} {problem.description}"
                     for problem in content_problems(kind, found.content)
@@ -304,6 +310,28 @@ async def _unowned_runs(client: Services) -> list[Finding]:
     return [Finding(what="runs", ok=True, text="every running training run has an algorithm service")]
 
 
+async def _engines(client: Services) -> list[Finding]:
+    """Asks the algorithm service for the engines of its newest training runs."""
+    request = training_run_service_pb2.ListTrainingRunsRequest(page_size=PAGE_SIZE)
+    try:
+        return engines((await client.training_runs.ListTrainingRuns(request, timeout=LIMIT_S)).training_runs)
+    except FulmenError as error:
+        return [Finding(what="engines", ok=None, text=f"not checked: {error.message}", advice="See its log.")]
+
+
+def engines(runs: Sequence[training_run_pb2.TrainingRun]) -> list[Finding]:
+    """Do all engines of the training runs take calls? Nothing is said of runs without engines."""
+    serving = [run for run in runs if run.engine_count]
+    if not serving:
+        return []
+    short = [run for run in serving if run.ready_engine_count < run.engine_count]
+    if short:
+        counts = [f"{each.ready_engine_count} of {each.engine_count} of {each.name}" for each in short[:RUNS_SHOWN]]
+        advice = "They start, or are restarted: `fulmen run watch` says why (docs/engines.md)."
+        return [Finding(what="engines", ok=None, text=f"ready: {', '.join(counts)}", advice=advice)]
+    return [Finding(what="engines", ok=True, text=f"all {sum(run.engine_count for run in serving)} take calls")]
+
+
 async def _backends(connection: Connection, target: str, what: str) -> Finding:
     async with connection.channel(target) as channel:
         stub = BackendServiceStub(channel)
@@ -319,6 +347,11 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
         f"{each.name} ({enum_word(each, 'breaker').replace('_', ' ')}, last failure: {each.last_failure_kind or 'unknown'})"
         for each in answer.backends
         if not each.healthy
+    ]
+    ill += [
+        f"{each.name} (held: it answered with the old policy version {each.stale_version})"
+        for each in answer.backends
+        if each.stale_version
     ]
     if ill:
         advice = "See `fulmen proxy health` and the engine's log; remove one with `fulmen proxy backend delete`."

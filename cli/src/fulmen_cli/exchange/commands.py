@@ -25,7 +25,7 @@ from fulmen_cli.exchange.events import PREFIX, ExchangeEvents, follow_events
 from fulmen_cli.exchange.shards import LastRound, ServiceShards, ask_all, last_round
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import run_name
-from fulmen_cli.output import console, enum_word, print_json
+from fulmen_cli.output import console, enum_word, print_json, print_json_line
 from fulmen_cli.proxy.health import IntervalOption, WatchOption
 
 __all__ = ["picture", "register"]
@@ -126,7 +126,7 @@ async def _run(client: Services, given: str, connection: Connection) -> training
 def _targets(settings: Mapping[str, Any]) -> list[str]:
     """Returns the distinct shard addresses of a run's settings."""
     link = (settings.get("exchange") or {}).get("link") or {}
-    return list(dict.fromkeys(link.get("targets") or ()))
+    return list(dict.fromkeys((*(link.get("targets") or ()), *(link.get("spares") or ()))))
 
 
 async def _holders(
@@ -166,8 +166,7 @@ def _print(
         return
     value = _as_json(settings, events, services)
     if lines:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(value)
     else:
         print_json(value)
 

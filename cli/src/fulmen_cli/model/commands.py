@@ -9,7 +9,6 @@ from fulmen_cli.model import transfer
 from fulmen_cli.model.export import export, merge_lora
 from fulmen_cli.model.listing import list_models
 from fulmen_cli.model.plan import plan
-from fulmen_cli.model.push import push
 from fulmen_cli.model.serve import serve
 
 __all__ = ["register"]
@@ -24,7 +23,7 @@ def register(app: typer.Typer) -> None:
     remote_command(model, "serve")(serve)
     remote_command(model, "export")(export)
     remote_command(model, "merge-lora")(merge_lora)
-    local_command(model, "push")(push)
+    local_command(model, "push")(transfer.push)
     remote_command(model, "upload")(transfer.upload)
     remote_command(model, "uploaded")(transfer.uploaded)
     remote_command(model, "download")(transfer.download)

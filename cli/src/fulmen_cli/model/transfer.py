@@ -1,4 +1,4 @@
-"""Models on their way to a deployment and from it."""
+"""Models on their way to a deployment, from it, and to a hub."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.client.aio.base import listed
+from fulmen.models.base_names import HubName
+from fulmen.models.push import PushFailed, hub_repository, push_model, pushed_files
 from fulmen.models.transfer import Progress as Report
 from fulmen.models.transfer import TransferFailed, Uploaded, download_weights, upload_model
 from fulmen.rpc.services import Services
@@ -22,10 +25,11 @@ from fulmen.train_toml.train import TrainConfig
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+from fulmen_cli.model.sources import hub_library
+from fulmen_cli.output import as_dict, console, print_json, print_rows, when, working
 from fulmen_cli.project.commands import project_name
 
-__all__ = ["delete", "download", "upload", "uploaded", "with_uploaded_base"]
+__all__ = ["delete", "download", "push", "upload", "uploaded", "with_uploaded_base"]
 
 ProjectOption = Annotated[str, typer.Option(help="Project of the model; by default the token's.")]
 BASE_PREFIX: Final = "model:"
@@ -165,6 +169,56 @@ async def delete(
     console().print(f"Deleted {name}.", markup=False)
 
 
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `fulmen model export` has written.")],
+    repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="organisation/name on the hub.")],
+    public: Annotated[bool, typer.Option("--public", help="Create it public; by default it is private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; ask no hub.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Uploads an exported model to a repository of the hub, which is created if need be.
+
+    Hub and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
+
+    Examples:
+
+        fulmen model push ./solver acme/solver --dry-run
+
+        fulmen model push ./solver acme/solver
+    """
+    try:
+        name = hub_repository(repository)
+    except ValueError as error:
+        raise CommandFailed(str(error), exit_code=Exit.USAGE) from None
+    try:
+        files = pushed_files(folder)
+    except FileNotFoundError:
+        text = f"{folder} holds no model: write one with `fulmen model export`."
+        raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
+    url = "" if dry_run else _pushed(folder, name, public=public)
+    if output is Output.JSON:
+        print_json(
+            {
+                "repository": name.repository,
+                "revision": name.revision,
+                "uploaded": not dry_run,
+                "url": url,
+                "files": [{"name": file, "size_bytes": size} for file, size in files.items()],
+            }
+        )
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file")
+    table.add_column("bytes", justify="right")
+    for file, size in files.items():
+        table.add_row(file, str(size))
+    console().print(table)
+    if dry_run:
+        console().print(f"Nothing was uploaded to {name.repository} (--dry-run).", markup=False)
+    else:
+        console().print(f"Uploaded: {url}", markup=False, soft_wrap=True)
+
+
 async def with_uploaded_base(
     connection: Connection, client: Services, config: TrainConfig, screen: Console
 ) -> TrainConfig:
@@ -197,6 +251,15 @@ async def _uploaded(client: Services, screen: Console, folder: Path, *, project:
         text = f"Left out, since they are not read as data: {', '.join(done.left_out[:SHOWN_FILES])}{more}."
         screen.print(text, markup=False, soft_wrap=True)
     return done
+
+
+def _pushed(folder: Path, name: HubName, *, public: bool) -> str:
+    hub = hub_library()
+    try:
+        with working(f"Uploading to {name.repository}…"):
+            return push_model(hub, folder, name, public=public)
+    except PushFailed as error:
+        raise CommandFailed(str(error)) from None
 
 
 def _source(name: str, project: str, *, full: bool) -> pb.WeightSource:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from fulmen.policy_versions import POLICY_PREFIX, PolicyVersion
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.rpc.services import Services
-from fulmen.store.v1 import resource_service_pb2
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 
@@ -17,7 +17,6 @@ __all__ = ["FORMS", "find_version", "read_versions", "whole_weights"]
 
 FORMS: Final = "a policy, POLICY@VERSION such as solver@12, or POLICY@ALIAS such as solver@best"
 KIND: Final = "policy"
-BATCH: Final = 64
 LONGEST_CHAIN: Final = 1001
 _GIVEN: Final = re.compile(r"([a-z0-9._-]{1,63})(?:@([a-z0-9._-]{1,63}))?")
 
@@ -48,17 +47,11 @@ async def read_versions(names: Sequence[str], connection: Connection, client: Se
         CommandFailed: if one describes no weights.
         ResourceNotFound: if one does not exist.
     """
-    found: list[PolicyVersion] = []
-    for start in range(0, len(names), BATCH):
-        request = resource_service_pb2.GetResourcesRequest(
-            names=names[start : start + BATCH], project=connection.project
-        )
-        answer = await client.resources.GetResources(request)
-        try:
-            found += [PolicyVersion.read(resource) for resource in answer.resources]
-        except ValueError as error:
-            raise CommandFailed(str(error)) from error
-    return found
+    resources = await read_resources(client.resources, names, project=connection.project)
+    try:
+        return [PolicyVersion.read(resource) for resource in resources]
+    except ValueError as error:
+        raise CommandFailed(str(error)) from error
 
 
 async def whole_weights(version: PolicyVersion, connection: Connection, client: Services, *, aside: Path) -> Path:

@@ -8,12 +8,14 @@ from typing import Annotated, Final
 import typer
 
 from fulmen.store.v1 import project_service_pb2 as pb
+from fulmen.store.v1 import rollout_service_pb2 as rollouts_pb
 from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
 from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+from fulmen_cli.project.budgets import BUDGET_FORM, budget_text, set_budget
 
 __all__ = ["project_name", "register"]
 
@@ -47,6 +49,10 @@ LimitOption = Annotated[
         f"or {BUDGET}=NUMBER. 0: no limit. May be repeated.",
     ),
 ]
+BudgetOption = Annotated[
+    list[str] | None,
+    typer.Option("--budget", help=f"{BUDGET_FORM}: stops model calls at this cost. 0: none. May be repeated."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +63,9 @@ def register(app: typer.Typer) -> None:
     remote_command(projects, "get")(get)
     remote_command(projects, "update")(update)
     remote_command(projects, "list")(list_projects)
+    remote_command(projects, "delete")(delete)
+    remote_command(projects, "pause")(pause)
+    remote_command(projects, "resume")(resume)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +78,13 @@ class ProjectOptions:
     retention_days: RetentionOption = None
     rule: RuleOption = None
     limit: LimitOption = None
+    budget: BudgetOption = None
 
     def apply(self, project: pb.Project) -> None:
         """Sets what is given and leaves the rest.
 
         Raises:
-            CommandFailed: if a rule or limit is malformed.
+            CommandFailed: if a rule, limit or budget is malformed.
         """
         if self.weight is not None:
             project.weight = self.weight
@@ -90,6 +100,8 @@ class ProjectOptions:
             _set_rule(project.rules, rule)
         for limit in self.limit or ():
             _set_limit(project.model_limits, limit)
+        for budget in self.budget or ():
+            set_budget(project.model_limits, budget)
 
 
 async def create(
@@ -141,6 +153,8 @@ async def update(
         fulmen project update team-a --rule affinity=off --rule ageing_interval=30
 
         fulmen project update team-a --limit tokens_per_minute=2000000 --limit attempt_token_budget=50000
+
+        fulmen project update team-a --budget project=500/month --budget run/demo=20
     """
     async with connection.open() as client:
         project = (await client.projects.GetProject(pb.GetProjectRequest(name=project_name(name)))).project
@@ -170,6 +184,74 @@ async def list_projects(connection: Connection, output: OutputOption = Output.TA
     ]
     columns = ("project", "weight", "max running", "max queued", "retention")
     print_rows(output, columns, rows, messages=found, empty="No projects.")
+
+
+async def delete(
+    connection: Connection,
+    name: NameArgument,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the rollouts that run; otherwise they forbid it.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Deletes a project for good, with everything that the store has of it, and revokes its tokens.
+
+    Needs a token for all projects. The data goes in the background; the name is taken until that is done.
+
+    Examples:
+
+        fulmen project delete team-a
+
+        fulmen project delete team-a --cancel
+    """
+    request = pb.DeleteProjectRequest(name=project_name(name), cancel_running=cancel)
+    async with connection.open() as client:
+        answer = await client.projects.DeleteProject(request)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+    else:
+        console().print(f"Deleted {request.name}. Its data is removed in the background.", markup=False)
+
+
+async def pause(
+    connection: Connection,
+    name: NameArgument = "",
+    reason: Annotated[str, typer.Option(help="Why, for those who look at the queue.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Pauses a project's queue, by default that of the token's project: its rollouts are not handed to runners.
+
+    Rollouts that run go on, and new ones are created. `fulmen queue` and `fulmen status` show the pause.
+
+    Examples:
+
+        fulmen project pause
+
+        fulmen project pause team-a --reason "the model server is replaced"
+    """
+    request = rollouts_pb.PauseQueueRequest(project=project_name(name) if name else "", reason=reason)
+    async with connection.open() as client:
+        answer = await client.rollouts.PauseQueue(request)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+    else:
+        console().print(f"Paused since {when(answer.pause_time)} UTC.")
+
+
+async def resume(connection: Connection, name: NameArgument = "", output: OutputOption = Output.TABLE) -> None:
+    """Resumes a project's queue, by default that of the token's project.
+
+    Examples:
+
+        fulmen project resume team-a
+    """
+    request = rollouts_pb.ResumeQueueRequest(project=project_name(name) if name else "")
+    async with connection.open() as client:
+        answer = await client.rollouts.ResumeQueue(request)
+    if output is Output.JSON:
+        print_json(as_dict(answer))
+    else:
+        console().print("Resumed." if answer.was_paused else "It was not paused.")
 
 
 def project_name(given: str) -> str:
@@ -229,6 +311,7 @@ def _show(project: pb.Project, output: Output) -> None:
         ("retention", _kept(project)),
         ("rules", ", ".join(switched) or "the defaults"),
         ("limits", ", ".join(_limits_set(project.model_limits)) or "none"),
+        *(("budget", budget_text(each)) for each in project.model_limits.budgets),
         ("created", when(project.create_time)),
     ]
     screen = console()

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from fulmen.ids import training_run_name
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, StateDirOption, remote_command
 from fulmen_cli.connection import Connection
@@ -52,6 +53,8 @@ class TokenRole(StrEnum):
     RUNNER = "runner"
     CLIENT = "client"
     READER = "reader"
+    ENGINE = "engine"
+    RANK = "rank"
 
 
 RoleOption = Annotated[TokenRole, typer.Option(help="Role of the token.")]
@@ -96,6 +99,11 @@ def sign(
         if new_key:
             sys.stdout.write(secrets.token_urlsafe(SECRET_BYTES) + "\n")
             return
+        if role in (TokenRole.ENGINE, TokenRole.RANK):
+            raise CommandFailed(
+                f"A token of role {role} names a training run: issue it with `fulmen token issue --role {role} --run RUN`.",
+                exit_code=Exit.USAGE,
+            )
         key = _signing_key(signing_key_file or Credentials(state_dir.resolve()).signing_key_file)
         if attempt_key_secret:
             sys.stdout.write(attempt_secrets(key) + "\n")
@@ -112,7 +120,11 @@ async def issue(
     project: Annotated[
         str, typer.Option(help="Project of the token, such as team-a; `*` for all projects.")
     ] = "default",
-    days: Annotated[float, typer.Option(min=0.001, max=3650, help="Lifetime, days.")] = 30,
+    days: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=3650, help="Lifetime, days; by default 30, and ten minutes for engine and rank."),
+    ] = None,
+    run: Annotated[str, typer.Option(help="Training run of an engine or of ranks: its name or id.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Issues a token and prints it once; its id, needed to revoke it, goes to standard error.
@@ -122,13 +134,19 @@ async def issue(
         fulmen token issue --role client --project team-a --subject ann
 
         fulmen token issue --role runner --project '*' --subject runners --days 90
+
+        fulmen token issue --role engine --project team-a --run arithmetic --subject gpu-7
+
+        fulmen token issue --role rank --project team-a --run arithmetic --subject gpu-8
     """
     request = pb.IssueTokenRequest(
         project=project_name(project),
         role=pb.TokenRole.Value(f"TOKEN_ROLE_{role.value.upper()}"),
         subject=subject,
+        training_run=training_run_name(project_name(project), run) if run and "/" not in run else run,
     )
-    request.ttl.FromSeconds(round(days * SECONDS_PER_DAY))
+    if days is not None:
+        request.ttl.FromSeconds(round(days * SECONDS_PER_DAY))
     async with connection.open() as client:
         issued = await client.projects.IssueToken(request)
     if output is Output.JSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -13,7 +14,7 @@ from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import as_dict, console, enum_word, print_json, when
-from fulmen_cli.proxy.routes import backend_name
+from fulmen_cli.proxy.routes import backend_name, raise_problems
 
 __all__ = ["add", "delete", "drain", "hold", "release", "resume", "traits"]
 
@@ -75,6 +76,13 @@ class BackendOptions:
         int | None, typer.Option(min=1, help="Concurrent requests of each proxy process; by default 1024.")
     ] = None
     health_path: Annotated[str, typer.Option(help="Path of the health check, if not the engine's own.")] = ""
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", help="NAME=VALUE: a further header of every request to it. May be repeated."),
+    ] = None
+    drop_params: Annotated[
+        bool, typer.Option("--drop-params", help="Leave out parameters that its API cannot express; else refuse them.")
+    ] = False
 
 
 async def add(
@@ -91,7 +99,12 @@ async def add(
         fulmen proxy backend add vllm-0 http://10.0.0.7:8000/v1 --engine vllm --token-ids --max-in-flight 256
 
         fulmen proxy backend add claude https://api.anthropic.com --dialect anthropic --key-name anthropic --rpm 1000
+
+        fulmen proxy backend add router https://openrouter.ai/api/v1 --key-name openrouter --header X-Title=Support
     """
+    problems: list[str] = []
+    headers = parse_headers(options.header or (), problems)
+    raise_problems(problems)
     message = backend_pb2.Backend(
         name=backend_name(backend),
         base_url=url,
@@ -104,12 +117,27 @@ async def add(
         tokens_per_minute=options.tpm,
         max_in_flight=options.max_in_flight,
         health_path=options.health_path,
+        headers=headers,
+        drop_params=options.drop_params,
     )
     if options.engine is not None:
         message.engine = backend_pb2.Engine.Value(f"ENGINE_{options.engine.name}")
     async with connection.open() as client:
         answer = await client.backends.RegisterBackend(backend_service_pb2.RegisterBackendRequest(backend=message))
     _show(answer.backend, output)
+
+
+def parse_headers(given: Sequence[str], problems: list[str]) -> dict[str, str]:
+    """Returns headers of the form NAME=VALUE by name; adds what is wrong to `problems`."""
+    headers: dict[str, str] = {}
+    for each in given:
+        name, separator, value = each.partition("=")
+        if not separator or name in headers:
+            problems.append(
+                f"--header {each}: {'is not of the form NAME=VALUE' if not separator else 'is given twice'}."
+            )
+        headers[name] = value
+    return headers
 
 
 async def drain(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
@@ -193,6 +221,7 @@ def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:
     ]
     apis = [backend_pb2.Api.Name(each).removeprefix("API_").lower().replace("_", "-") for each in backend.apis]
     found = [
+        ("file", backend.file),
         ("dialect", _word(backend, "dialect")),
         ("engine", _word(backend, "engine")),
         ("apis", ", ".join(apis)),
@@ -201,6 +230,8 @@ def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:
         ("token ids", "yes" if backend.returns_token_ids else ""),
         ("limits", ", ".join(each for each in limits if each)),
         ("health path", backend.health_path),
+        ("headers", ", ".join(f"{name}={value}" for name, value in sorted(backend.headers.items()))),
+        ("drops params", "yes" if backend.drop_params else ""),
         ("draining", "yes" if backend.draining else ""),
         ("held until", f"{when(backend.hold_until_time)} UTC" if backend.HasField("hold_until_time") else ""),
     ]

@@ -18,7 +18,7 @@ from fulmen.rpc.services import Services
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.output import console, print_json
+from fulmen_cli.output import console, print_json, print_json_line
 
 __all__ = ["call"]
 
@@ -167,10 +167,10 @@ async def _streamed(client: Services, shape: Shape, body: Json, *, as_json: bool
         wanted["stream_options"] = {"include_usage": True}
     async for event in _events(client, shape, wanted):
         if as_json:
-            sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+            print_json_line(event)
         elif piece := shape.piece(event):
             screen.print(Text(piece), end="", soft_wrap=True)
-        sys.stdout.flush()
+            sys.stdout.flush()
         if (problem := _problem(event)) is not None:
             raise CommandFailed(f"The stream was interrupted: {problem}")
         usage = {**usage, **_usage(event)}

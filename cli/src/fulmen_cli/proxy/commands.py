@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -15,17 +14,18 @@ from rich.text import Text
 
 from fulmen.errors import Unavailable
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, route_pb2, route_service_pb2
-from fulmen_cli.command import Output, OutputOption, new_group, remote_command
+from fulmen_cli.command import Output, OutputOption, local_command, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
-from fulmen_cli.output import as_dict, console, print_rows
+from fulmen_cli.output import as_dict, console, print_json_line, print_rows
 from fulmen_cli.proxy import backends as backend_commands
-from fulmen_cli.proxy import recording as recording_commands
 from fulmen_cli.proxy import routes as route_commands
+from fulmen_cli.proxy.apply import apply
 from fulmen_cli.proxy.backends import traits
 from fulmen_cli.proxy.call import call
-from fulmen_cli.proxy.canary import canary
 from fulmen_cli.proxy.health import backend_health, health
+from fulmen_cli.proxy.prices import import_prices
+from fulmen_cli.proxy.route_parts import canary, record
 from fulmen_cli.proxy.routes import route_facts, target_text
 
 __all__ = ["register", "watch"]
@@ -43,6 +43,8 @@ def register(app: typer.Typer) -> None:
     remote_command(proxy, "watch")(watch)
     remote_command(proxy, "promote")(route_commands.promote)
     remote_command(proxy, "call")(call)
+    remote_command(proxy, "apply")(apply)
+    local_command(proxy, "import-prices")(import_prices)
     route = new_group("One route: the targets of a public model name.")
     proxy.add_typer(route, name="route")
     remote_command(route, "put")(route_commands.put)
@@ -51,7 +53,7 @@ def register(app: typer.Typer) -> None:
     remote_command(route, "rollback")(route_commands.rollback)
     remote_command(route, "split")(route_commands.split)
     remote_command(route, "canary")(canary)
-    remote_command(route, "record")(recording_commands.record)
+    remote_command(route, "record")(record)
     backend = new_group("One backend: a model server.")
     proxy.add_typer(backend, name="backend")
     remote_command(backend, "add")(backend_commands.add)
@@ -166,8 +168,7 @@ def _print(news: route_service_pb2.WatchRoutesResponse, *, as_json: bool) -> Non
     if not (news.routes or news.removed):
         return
     if as_json:
-        sys.stdout.write(json.dumps(as_dict(news), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(as_dict(news))
         return
     now, screen = f"{datetime.now(UTC):%H:%M:%S}", console()
     for route in news.routes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -23,7 +22,7 @@ from fulmen.rpc.services import Services, Targets, connect
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.output import as_dict, console, enum_word, print_json, when
+from fulmen_cli.output import as_dict, console, enum_word, print_json, print_json_line, when
 from fulmen_cli.proxy.routes import backend_name
 
 __all__ = ["backend_health", "health"]
@@ -34,7 +33,7 @@ BAR_WIDTH: Final = 8
 DEFAULT_IN_FLIGHT: Final = 1024
 UNKNOWN: Final = -1
 STYLES: Final = {"healthy": "green", "failing": "bold red", "open": "bold red", "draining": "yellow", "held": "yellow",
-                 "half open": "yellow"}  # fmt: skip
+                 "half open": "yellow", "stale": "bold red"}  # fmt: skip
 COLUMNS: Final = ("backend", "state", "breaker", "in flight", "waiting", "engine", "requests", "failures",
                   "last failure (UTC)")  # fmt: skip
 FOLDED: Final = frozenset({"backend", "last failure (UTC)"})
@@ -153,8 +152,7 @@ def _print(seen: Sequence[Seen], output: Output, *, lines: bool = False) -> None
         return
     values = [_as_json(each) for each in seen]
     if lines:
-        sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(values)
     else:
         print_json(values)
 
@@ -212,6 +210,8 @@ def _table(seen: Seen) -> Table:
 def _state(backend: backend_pb2.Backend, health: backend_pb2.BackendHealth) -> str:
     if backend.draining:
         return "draining"
+    if health.stale_version:
+        return "stale"
     if backend.HasField("hold_until_time") and backend.hold_until_time.ToDatetime(UTC) > datetime.now(UTC):
         return "held"
     return "healthy" if health.healthy else "failing"

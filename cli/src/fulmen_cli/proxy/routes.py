@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import Parse, ParseError
+from rich.console import Console
 
 from fulmen.kinds import REDACTIONS
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
@@ -223,7 +224,11 @@ async def promote(
     """
     request = route_service_pb2.PromoteVersionRequest(policy=policy, policy_version=version)
     async with connection.open() as client:
-        routes = list((await client.routes.PromoteVersion(request)).routes)
+        answer = await client.routes.PromoteVersion(request)
+    if answer.replaced_version:
+        text = f"Version {version} is lower than {answer.replaced_version}, which the targets served before."
+        Console(stderr=True, highlight=False).print(text, markup=False)
+    routes = list(answer.routes)
     rows = [
         (route.name.removeprefix("routes/"), str(route.version), "; ".join(map(target_text, route.targets)))
         for route in routes
@@ -361,6 +366,7 @@ def target_text(target: route_pb2.RouteTarget) -> str:
 def route_facts(route: route_pb2.Route) -> list[tuple[str, str]]:
     """Returns what is special about a route, by name; what is unset is left out."""
     facts = [
+        ("file", route.file),
         ("project", route.project.removeprefix("projects/")),
         ("balancing", enum_word(route, "balancing").replace("_", " ")),
         ("fallbacks", ", ".join(name.removeprefix("routes/") for name in route.fallbacks)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from typing import Annotated, Final
@@ -11,11 +10,12 @@ from typing import Annotated, Final
 import typer
 
 from fulmen.errors import Unavailable
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.store.v1 import resource_service_pb2
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
-from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+from fulmen_cli.output import as_dict, console, print_json, print_json_line, print_rows, when
 from fulmen_cli.resources import versions
 from fulmen_cli.resources.content import resource_name, shown_content
 
@@ -85,9 +85,8 @@ async def show(
 
         fulmen resources show bundle.arithmetic --raw | tar tz
     """
-    request = resource_service_pb2.GetResourcesRequest(names=[resource_name(resource)])
     async with connection.open() as client:
-        found = (await client.resources.GetResources(request)).resources[0]
+        (found,) = await read_resources(client.resources, [resource_name(resource)])
     if raw:
         sys.stdout.buffer.write(found.content)
         return
@@ -164,8 +163,7 @@ def _print(answer: resource_service_pb2.WatchResourcesResponse, *, as_json: bool
     if as_json:
         for version in answer.resources:
             version.ClearField("content")
-        sys.stdout.write(json.dumps(as_dict(answer), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(as_dict(answer))
         return
     screen = console()
     for version in answer.resources:

@@ -15,7 +15,7 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.names import run_name
 from fulmen_cli.output import as_dict, console, print_json, print_rows, when
 
-__all__ = ["register", "rules_text"]
+__all__ = ["pause_text", "register", "rules_text"]
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +68,17 @@ def rules_text(stats: pb.GetQueueStatsResponse) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def pause_text(stats: pb.GetQueueStatsResponse) -> str:
+    """Says since when a queue is paused, why, and how it is resumed; empty if it is not."""
+    if not stats.HasField("pause_time"):
+        return ""
+    reason = f" ({stats.pause_reason})" if stats.pause_reason else ""
+    return f"paused since {when(stats.pause_time)} UTC{reason}; `fulmen project resume` resumes it"
+
+
 def _print_details(stats: pb.GetQueueStatsResponse) -> None:
+    if text := pause_text(stats):
+        console().print(f"\n{text}", style="yellow", markup=False)
     console().print(f"\nrules: {rules_text(stats)}")
     priorities = [
         (str(each.priority), str(each.queued_count), _seconds(each.oldest_queued_age)) for each in stats.priorities

@@ -1,8 +1,7 @@
-"""`fulmen rollout`: creates, lists, shows and cancels rollouts."""
+"""`fulmen rollout`: creates, lists, shows, watches and cancels rollouts."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -21,24 +20,21 @@ from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import ROLLOUT_FORMS, rollout_name, rollout_names, run_name, short_name
-from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
-from fulmen_cli.rollout import dead, export
+from fulmen_cli.output import as_dict, console, enum_word, print_json, print_json_line, print_rows, when, working
+from fulmen_cli.rollout import dead, export, selection
+from fulmen_cli.rollout.backlog import pause_text
 from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, reward_text, time_text
-from fulmen_cli.rollout.listing import PAGE_SIZE, listed, print_first_failure
+from fulmen_cli.rollout.listing import (
+    PAGE_SIZE,
+    FilterOption,
+    StateOption,
+    listed,
+    numbers_of,
+    print_first_failure,
+)
 from fulmen_cli.rollout.rescore import commands as rescore_commands
 
 __all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
-
-
-class State(StrEnum):
-    """States of a rollout to filter by."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    RETRY_WAIT = "retry_wait"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 _WAITING: Final = (rollout_pb2.ROLLOUT_STATE_QUEUED, rollout_pb2.ROLLOUT_STATE_RETRY_WAIT)
@@ -54,13 +50,14 @@ class Mode(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    rollout = new_group("Rollouts: create, inspect, cancel, export.")
+    rollout = new_group("Rollouts: create, inspect, count, change, cancel, delete, export.")
     app.add_typer(rollout, name="rollout")
     remote_command(rollout, "create")(create)
     remote_command(rollout, "list")(list_rollouts)
     remote_command(rollout, "show")(show)
     remote_command(rollout, "watch")(watch)
     remote_command(rollout, "cancel")(cancel)
+    selection.register(rollout)
     dead.register(rollout)
     export.register(rollout)
     rescore_commands.register(rollout)
@@ -102,16 +99,8 @@ async def create(
 async def list_rollouts(
     connection: Connection,
     run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
-    state: Annotated[list[State] | None, typer.Option(help="Only rollouts in this state. May be repeated.")] = None,
-    where: Annotated[
-        str,
-        typer.Option(
-            "--filter",
-            help="Only rollouts that match (AIP-160): name, state, failure_kind, mode, priority, group_id, task_type, "
-            "agent, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
-            "completion_token_count, cost_micros; AND, OR (binds first), NOT.",
-        ),
-    ] = "",
+    state: StateOption = None,
+    where: FilterOption = "",
     order_by: Annotated[
         str,
         typer.Option(
@@ -136,7 +125,7 @@ async def list_rollouts(
         fulmen rollout list --filter 'state = FAILED AND failure_kind != TIMEOUT AND priority >= 10'
     """
     request = rollout_service_pb2.ListRolloutsRequest(
-        states=[rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in state or ()],
+        states=numbers_of(state),
         filter=where,
         order_by=order_by,
     )
@@ -175,13 +164,13 @@ async def show(
     async with connection.open() as client:
         request = rollout_service_pb2.GetRolloutRequest(name=await rollout_name(rollout, connection, client))
         found = (await client.rollouts.GetRollout(request)).rollout
-        is_paused = found.state in _WAITING and await _is_paused(client, found)
+        paused = await _pause(client, found) if found.state in _WAITING else ""
     if output is Output.JSON:
         print_json(as_dict(found))
         return
     screen = console()
-    if is_paused:
-        screen.print("Its agent is paused, because runners died under it: see `fulmen queue`.", style="yellow")
+    if paused:
+        screen.print(paused, style="yellow", markup=False)
     for label, value in facts_of(found):
         if value:
             screen.print(Text(f"{label:<13}{value}"), soft_wrap=True)
@@ -189,10 +178,14 @@ async def show(
         screen.print(Text("\n" + attempt_text(attempt)), soft_wrap=True)
 
 
-async def _is_paused(client: Services, rollout: rollout_pb2.Rollout) -> bool:
-    request = rollout_service_pb2.GetQueueStatsRequest(project=rollout.project)
-    paused = (await client.rollouts.GetQueueStats(request)).paused_agents
-    return any(each.agent == rollout.agent for each in paused)
+async def _pause(client: Services, rollout: rollout_pb2.Rollout) -> str:
+    """Returns what keeps a rollout waiting; empty if its queue and its agent are served."""
+    stats = await client.rollouts.GetQueueStats(rollout_service_pb2.GetQueueStatsRequest(project=rollout.project))
+    if stats.HasField("pause_time"):
+        return f"Its queue is {pause_text(stats)}."
+    if any(each.agent == rollout.agent for each in stats.paused_agents):
+        return "Its agent is paused, because runners died under it: see `fulmen queue`."
+    return ""
 
 
 async def watch(
@@ -361,8 +354,7 @@ async def watch_groups(client: Services, *, training_run: str, cursor: str, as_j
 
 def _print(group: rollout_service_pb2.FinishedGroup, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(as_dict(group), ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(as_dict(group))
         return
     words = [_rollout_words(rollout) for rollout in group.rollouts]
     console().print(Text(f"{group.group_id}: " + ", ".join(words)))

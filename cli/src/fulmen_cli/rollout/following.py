@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +12,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1 import trace_pb2
 from rich.text import Text
 
-from fulmen.errors import Unavailable
+from fulmen.errors import DeadlineExceeded, Unavailable
 from fulmen.ids import parse_attempt_name, rollout_of
 from fulmen.rpc.services import Services
 from fulmen.spans.export import unpacked
@@ -22,7 +20,7 @@ from fulmen.store.v1 import rollout_service_pb2, span_service_pb2
 from fulmen.zstd import FrameInvalid
 from fulmen_cli.command import Output
 from fulmen_cli.exits import CommandFailed
-from fulmen_cli.output import console, enum_word
+from fulmen_cli.output import console, enum_word, print_json_line
 from fulmen_cli.rollout.contents import Conversations, printable
 from fulmen_cli.rollout.figures import FIGURES, figure_cells
 
@@ -55,8 +53,7 @@ async def follow(
     conversations: dict[str, Conversations] = defaultdict(lambda: Conversations(max_chars=max_chars))
     async for record in _spans(client, name):
         if output is Output.JSON:
-            sys.stdout.write(json.dumps(as_json(record), ensure_ascii=False) + "\n")
-            sys.stdout.flush()
+            print_json_line(as_json(record))
             continue
         screen.print(_title(record), soft_wrap=True)
         for line in describe(record, conversations[record.attempt]):
@@ -91,7 +88,6 @@ async def _spans(client: Services, name: str) -> AsyncIterator[span_service_pb2.
                     answer = await anext(stream, None)
                 if answer is None:
                     return
-                reached = time.monotonic()
                 new: list[tuple[int, span_service_pb2.AttemptSpan]] = []
                 for chunk in answer.chunks:
                     if (chunk.attempt, chunk.chunk_id) in chunks:
@@ -110,7 +106,9 @@ async def _spans(client: Services, name: str) -> AsyncIterator[span_service_pb2.
                 # What came together is shown in order of time; chunk ids have none within a millisecond.
                 for _, found in sorted(new, key=lambda each: each[0]):
                     yield found
-        except (Unavailable, TimeoutError):
+                # A screen that is slow for longer than the store waits has reached it, too.
+                reached = time.monotonic()
+        except (Unavailable, DeadlineExceeded, TimeoutError):
             if time.monotonic() - reached > PATIENCE_S:
                 raise CommandFailed(f"The store was unreachable for {PATIENCE_S:.0f} s.") from None
             await asyncio.sleep(REOPEN_WAIT_S)

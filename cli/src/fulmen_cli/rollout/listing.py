@@ -1,10 +1,12 @@
-"""Pages through rollouts, and says below a table which of them failed first."""
+"""Options that select rollouts, pages of them, and which of them failed first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from enum import StrEnum
+from typing import Annotated, Final
 
+import typer
 from rich.text import Text
 
 from fulmen.rpc.services import Services
@@ -13,9 +15,38 @@ from fulmen_cli.command import Output
 from fulmen_cli.output import console, working
 from fulmen_cli.rollout.figures import first_failure
 
-__all__ = ["PAGE_SIZE", "listed", "print_first_failure"]
+__all__ = ["PAGE_SIZE", "FilterOption", "StateOption", "listed", "numbers_of", "print_first_failure"]
 
 PAGE_SIZE: Final = 1000
+
+
+class State(StrEnum):
+    """States of a rollout to filter by."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRY_WAIT = "retry_wait"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+StateOption = Annotated[list[State] | None, typer.Option(help="Only rollouts in this state. May be repeated.")]
+FilterOption = Annotated[
+    str,
+    typer.Option(
+        "--filter",
+        help="Only rollouts that match (AIP-160): name, state, failure_kind, mode, priority, group_id, task_type, "
+        "agent, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
+        "completion_token_count, cost_micros, metadata.KEY, required_labels.KEY, resource_versions.KEY; "
+        "AND, OR (binds first), NOT.",
+    ),
+]
+
+
+def numbers_of(states: Sequence[State] | None) -> list[rollout_pb2.RolloutState]:
+    """Returns the states as in the contract."""
+    return [rollout_pb2.RolloutState.Value(f"ROLLOUT_STATE_{each.upper()}") for each in states or ()]
 
 
 async def listed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -105,6 +104,7 @@ async def show(connection: Connection, run: RunArgument, output: OutputOption = 
         ("policy", found.policy_version),
         ("prompt", found.prompt_version),
         ("model", found.model_path),
+        ("engines", f"{found.ready_engine_count} of {found.engine_count} ready" if found.engine_count else ""),
         *((f"input {use}", version) for use, version in sorted(found.inputs.items())),
         *((name, f"{value:g}") for name, value in sorted(found.results.items())),
     ]
@@ -123,28 +123,25 @@ async def watch(connection: Connection, run: RunArgument, output: OutputOption =
         fulmen run watch arithmetic-20260314-101500-x7k2-2-grpo
     """
     screen = console()
-    quiet = output is Output.JSON
+    as_json = output is Output.JSON
     async with connection.open() as client:
         name = await run_name(run, connection, client)
         while name:
-            ended = await _watched(client, name, screen, quiet=quiet)
+            ended = await _watched(client, name, screen, as_json=as_json)
             if ended.state == training_run_pb2.TRAINING_RUN_STATE_FAILED:
                 raise CommandFailed(f"The run {ended.name} failed: {ended.failure_message}")
-            if not quiet:
+            if not as_json:
                 screen.print(f"{ended.name} ended: {enum_word(ended, 'state')}")
             has_succeeded = ended.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
             following = dict(pairwise(ended.stages)) if has_succeeded else {}
             name = following.get(name, "")
 
 
-async def _watched(client: Services, name: str, screen: Console, *, quiet: bool) -> training_run_pb2.TrainingRun:
+async def _watched(client: Services, name: str, screen: Console, *, as_json: bool) -> training_run_pb2.TrainingRun:
     ended = training_run_pb2.TrainingRun(name=name)
-    with RunProgress(screen, short_name(name), step_count=0, quiet=quiet) as shown:
+    with RunProgress(screen, short_name(name), step_count=0, as_json=as_json) as shown:
         async for event in follow_run(client, name, on_interruption=shown.interrupted):
             shown.show(event)
-            if quiet:
-                sys.stdout.write(json.dumps(as_dict(event), ensure_ascii=False) + "\n")
-                sys.stdout.flush()
             if event.HasField("run"):
                 ended = event.run
     return ended

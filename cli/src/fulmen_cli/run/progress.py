@@ -1,4 +1,4 @@
-"""Shows how a training run goes: a live table on a terminal, one line per step elsewhere."""
+"""Shows how a training run goes: a live table on a terminal, one line per step elsewhere, or every event as JSON."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fulmen.algorithm.v1 import training_run_pb2
+from fulmen_cli.output import as_dict, print_json_line
 
 __all__ = ["RunProgress"]
 
@@ -42,7 +43,7 @@ class RunProgress:
     """Shows one run; use as a context manager."""
 
     def __init__(
-        self, screen: Console, title: str, *, step_count: int, quiet: bool = False, lines_only: bool = False
+        self, screen: Console, title: str, *, step_count: int, as_json: bool = False, lines_only: bool = False
     ) -> None:
         """Prepares the display.
 
@@ -50,12 +51,12 @@ class RunProgress:
             screen: where to print.
             title: what runs, such as `grpo`.
             step_count: steps planned; 0 if not known.
-            quiet: show nothing, for JSON output.
+            as_json: print each event as one line of JSON, and nothing else.
             lines_only: print lines on a terminal, too: something else, such as a debugger, writes there.
         """
         self._screen = screen
         self._title = title
-        self._quiet = quiet
+        self._as_json = as_json
         self._lines_only = lines_only
         self._is_interrupted = False
         self._figures: dict[str, float] = {}
@@ -69,7 +70,7 @@ class RunProgress:
 
     @property
     def _is_live(self) -> bool:
-        return self._screen.is_terminal and not (self._quiet or self._lines_only)
+        return self._screen.is_terminal and not (self._as_json or self._lines_only)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -84,6 +85,9 @@ class RunProgress:
     def show(self, event: training_run_pb2.TrainingRunEvent) -> None:
         """Takes in one event."""
         self._is_interrupted = False
+        if self._as_json:
+            print_json_line(as_dict(event))
+            return
         match event.WhichOneof("event"):
             case "step":
                 self._step(event.step)
@@ -94,7 +98,7 @@ class RunProgress:
 
     def say(self, message: str, *, severity: str = "info") -> None:
         """Prints a message for a person above the display."""
-        if self._quiet:
+        if self._as_json:
             return
         style = {"warning": "yellow", "error": "bold red"}.get(severity, "dim")
         self._screen.print(Text(f"{self._title}: {message}", style=style))
@@ -120,7 +124,7 @@ class RunProgress:
             return
         now = time.monotonic()
         last = bool(self._total) and step.step >= self._total
-        if not self._quiet and (last or step.step == 0 or now - self._printed_at >= PLAIN_INTERVAL_S):
+        if last or step.step == 0 or now - self._printed_at >= PLAIN_INTERVAL_S:
             self._printed_at = now
             words = [f"{label} {text}" for label, text in self._texts()]
             total = f"/{self._total}" if self._total else ""

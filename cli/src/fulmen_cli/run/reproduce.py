@@ -19,7 +19,7 @@ from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.names import run_name, short_name
-from fulmen_cli.output import as_dict, console, enum_word, print_json
+from fulmen_cli.output import as_dict, console, enum_word, print_json_line
 from fulmen_cli.run.compare import RunHistory, differing, read_history
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.run.states import RunArgument
@@ -57,22 +57,24 @@ async def reproduce(
     versions of the same policy. Rollouts that end in another order form other batches, so an asynchronous run
     (`max_staleness` above 0) comes close and is seldom the same; see docs/metrics.md.
 
+    With --output json, prints one event per line, as `fulmen run watch` does; the last line is the comparison.
+
     Examples:
 
         fulmen run reproduce arithmetic-20260314-101500-x7k2-2-grpo
 
         fulmen run reproduce arithmetic-20260314-101500-x7k2-1-sft --exact
     """
-    quiet = output is Output.JSON
+    as_json = output is Output.JSON
     async with connection.open() as client:
         first = await read_history(client, await run_name(run, connection, client))
         if not first.run.provenance:
             raise CommandFailed(f"{first.run.name} has never run.")
         created = await _created(client, first.run)
         name = short_name(created.name)
-        if not quiet:
+        if not as_json:
             console().print(f"{short_name(first.run.name)} is repeated as {name}")
-        with RunProgress(console(), name, step_count=created.step_count, quiet=quiet) as shown:
+        with RunProgress(console(), name, step_count=created.step_count, as_json=as_json) as shown:
             async for event in follow_run(client, created.name, on_interruption=shown.interrupted):
                 shown.show(event)
         second = await read_history(client, created.name)
@@ -82,8 +84,8 @@ async def reproduce(
         )
     environment = differing(first.run.provenance, second.run.provenance)
     deviation = first_deviation(first, second)
-    if quiet:
-        print_json(_as_json(first, second, environment, deviation))
+    if as_json:
+        print_json_line(_as_json(first, second, environment, deviation))
     else:
         _print(first, second, environment, deviation)
     if exact and deviation is not None:

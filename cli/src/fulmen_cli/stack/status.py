@@ -71,7 +71,9 @@ class StackStatus:
         else:
             numbers = ("queued_count", "running_count", "delayed_count", "runner_count", "open_credit_count")
             words = (f"{name.removesuffix('_count').replace('_', ' ')} {self.queue.get(name, 0)}" for name in numbers)
-            screen.print("queue: " + ", ".join(words))
+            reason = f" ({self.queue['pause_reason']})" if "pause_reason" in self.queue else ""
+            paused = f", paused{reason}" if "pause_time" in self.queue else ""
+            screen.print("queue: " + ", ".join(words) + paused, markup=False)
 
 
 def status_of(record: StackRecord) -> StackStatus:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,9 +16,9 @@ from rich.text import Text
 from fulmen.algorithm.v1 import algorithm_pb2, training_run_pb2, training_run_service_pb2
 from fulmen.rpc.services import Services
 from fulmen.train_toml.reader import hint
-from fulmen.train_toml.train import ConfigError, load_train_config, read_train_config, with_overrides
+from fulmen.train_toml.train import load_train_config, with_overrides
 from fulmen.training.agent_secrets import require_secrets
-from fulmen.training.bundle import Bundle, bundle_lines, pack_bundle
+from fulmen.training.bundle import Bundle, bundle_lines
 from fulmen.training.following import follow_run
 from fulmen.training.plan import RunNames
 from fulmen.training.task_files import read_datasets
@@ -30,10 +29,11 @@ from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.record import make_private
 from fulmen_cli.model.transfer import with_uploaded_base
 from fulmen_cli.names import run_name, short_name
-from fulmen_cli.output import as_dict, console, print_json, print_rows
+from fulmen_cli.output import as_dict, console, print_json, print_json_line, print_rows
 from fulmen_cli.rollout.figures import failure_of_run
 from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
+from fulmen_cli.train.check import check, packed
 from fulmen_cli.train.in_process import run_training, unhurried
 from fulmen_cli.train.report import (
     SamplePair,
@@ -45,13 +45,11 @@ from fulmen_cli.train.report import (
     save_report,
     trained_model,
 )
-from fulmen_cli.train.settings_check import stage_problems
 
 __all__ = ["register"]
 
 REPORTS_FOLDER: Final = "reports"
 SUMMARY_FILE: Final = "summary.json"
-UNCHECKED: Final = "the settings of its stages, which were not checked: the algorithm service is not installed here."
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +99,10 @@ async def train(
     .fulmenignore name. --dry-run shows the list, as does the first publication.
 
     --check, which is the same as --dry-run, needs no stack: it checks the files, every line of the data, and the settings of
-    every stage by the rules of the algorithm service that is installed here (`fulmen[local]`).
+    every stage by the rules of the algorithm service that is installed here (`fulmen[local]`). Where a stack runs, or a
+    service is named, that is asked which GPUs of its machine the stages would get.
+
+    With --output json, prints one event per line, as `fulmen run watch` does; the last line is the summary.
 
     Examples:
 
@@ -116,12 +117,12 @@ async def train(
         fulmen train train.toml --in-process --set sft.steps=20 --set sft.warmup_steps=2
     """
     if dry_run:
-        _check(config, assignments or [], seed, output)
+        await check(config, assignments or [], seed, output, connection)
         return
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
     plan = unhurried(plan) if in_process else plan
     datasets = read_datasets(plan.data)
-    bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
+    bundle = packed(plan)
     screen = console()
     screen.quiet = output is Output.JSON
     names = RunNames.now(connection.project, plan.name)
@@ -144,54 +145,28 @@ async def train(
 def _show_end(
     screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
 ) -> None:
-    """Writes the summary and shows it, as JSON where the screen is quiet."""
+    """Writes the summary and shows it, as one line of JSON where the screen is quiet."""
     summary = _as_json(outcomes, sample, folder)
     (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     if screen.quiet:
-        print_json(summary)
+        print_json_line(summary)
         return
     print_summary(screen, outcomes, sample, folder, has_store=has_store)
     screen.print(accuracy_line(outcomes) or "validation accuracy was not measured")
 
 
-def _check(path: Path, assignments: Sequence[str], seed: int | None, output: Output) -> None:
-    """Checks a configuration without a stack, and shows what its bundle takes.
-
-    Raises:
-        ConfigError: with every problem of the file, of its stages and of its data.
-    """
-    plan, problems = read_train_config(path)
-    plan = with_overrides(plan, assignments, seed=seed)
-    found = stage_problems(plan)
-    problems += found or ()
-    if all(file.is_file() for file in plan.data.files):
-        try:
-            read_datasets(plan.data)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(f"{path} is not valid.", problems)
-    bundle = pack_bundle(plan.folder, data_files=plan.data.files, agent=plan.agent)
-    if output is Output.JSON:
-        files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
-        left_out = [{"name": each.name, "why": each.why} for each in bundle.left_out]
-        print_json({"files": files, "left_out": left_out, "settings_checked": found is not None})
-        return
-    verdict = f"{path.name} is valid." if found is not None else f"{path.name} is valid, but for {UNCHECKED}"
-    console().print("\n".join([*bundle_lines(bundle), verdict, "Nothing was published."]), markup=False, soft_wrap=True)
-
-
 async def _begun(client: Services, plan: Training, *, screen: Console, in_process: bool) -> _Stages:
     """Validates a training, publishes its inputs, and validates it with them."""
-    counts = [f"{each.count} {use.replace('_', ' ')}" for use, each in plan.datasets.items()]
-    screen.print(f"{plan.config.name}: {', '.join([f'{len(plan.bundle.files)} files', *counts])}")
+    counts = [f"{len(plan.bundle.files)} files"] if plan.config.runs_code else []
+    counts += [f"{each.count} {use.replace('_', ' ')}" for use, each in plan.datasets.items()]
+    screen.print(f"{plan.config.name}: {', '.join(counts)}")
 
     def show(first: Bundle) -> None:
         screen.print("\n".join(bundle_lines(first)), markup=False, soft_wrap=True)
 
     if plan.config.data.scores:
         plan.inputs["scores"] = str((await found_scores(client, plan.config.data.scores)).name)
-    await require_secrets(client, plan.config.agent.secrets, in_process=in_process)
+    await require_secrets(client, plan.config.secrets, in_process=in_process)
     await plan.begin(show_first=show)
     return _Stages(client=client, plan=plan, screen=screen, in_process=in_process)
 
@@ -249,8 +224,8 @@ class _Stages:
 
     async def _follow(self, name: str, algorithm: str) -> training_run_pb2.TrainingRun:
         ended = training_run_pb2.TrainingRun(name=name)
-        quiet = self.screen.quiet
-        with RunProgress(self.screen, algorithm, step_count=0, quiet=quiet, lines_only=self.in_process) as shown:
+        as_json = self.screen.quiet
+        with RunProgress(self.screen, algorithm, step_count=0, as_json=as_json, lines_only=self.in_process) as shown:
             async for event in follow_run(self.client, name, on_interruption=shown.interrupted):
                 shown.show(event)
                 if event.HasField("run"):

@@ -74,6 +74,8 @@ def unhurried(config: TrainConfig) -> TrainConfig:
         for stage in config.stages
     )
     agent = config.agent
+    if agent is None:
+        return replace(config, stages=stages)
     if agent.python or agent.grader:
         agent = replace(agent, isolation="trusted")
     if agent.python:

@@ -2,11 +2,12 @@
 of the release; `outside`: others, by their names in networkpolicies.yaml; `extra`: key in extraEgress. */}}
 {{- define "fulmen.flows" -}}
 {{- $engines := printf "{port: 7310, endPort: %d}" (add 7309 .Values.algorithm.maxEngines) }}
+{{- $joined := .Values.engines.enabled | ternary ", engine" "" }}
 {{- $otlp := "7103" }}
 {{- if eq (include "fulmen.agentsPort" .) "7104" }}{{ $otlp = "7103, 7104" }}{{ end }}
 store:
   in:
-    - {ports: [7101], peers: [store, llm-proxy, runner, algorithm, test], outside: [agents, clients, keda]}
+    - {ports: [7101], peers: [store, llm-proxy, runner, algorithm, test{{ $joined }}], outside: [agents, clients, keda]}
     - {ports: [{{ $otlp }}], peers: [runner], outside: [agents, clients]}
     - {ports: [7102], outside: [prometheus]}
   out:
@@ -24,6 +25,9 @@ llm-proxy:
   out:
     - {ports: [7101], peers: [store]}
     - {ports: [{{ $engines }}], peers: [algorithm]}
+    {{- if .Values.engines.enabled }}
+    - {ports: [7510], peers: [engine]}
+    {{- end }}
   collector: true
   extra: llmProxy
 {{- if .Values.runner.enabled }}
@@ -41,15 +45,32 @@ runner:
 {{- if .Values.algorithm.enabled }}
 algorithm:
   in:
-    - {ports: [7301], peers: [algorithm, test], outside: [clients]}
+    - {ports: [7301], peers: [algorithm, test{{ $joined }}], outside: [clients]}
     - {ports: [{{ $engines }}], peers: [llm-proxy]}
     - {ports: [7302], outside: [prometheus]}
+    {{- if .Values.algorithm.ranks.enabled }}
+    - {ports: [7303], outside: [ranks]}
+    {{- end }}
   out:
     - {ports: [7101], peers: [store]}
     - {ports: [7201], peers: [llm-proxy]}
     - {ports: [7301], peers: [algorithm]}
+  apiServer: {{ and .Values.algorithm.ranks.enabled (ne .Values.algorithm.ranks.namespace "") }}
   collector: true
   extra: algorithm
+{{- end }}
+{{- if .Values.engines.enabled }}
+engine:
+  in:
+    - {ports: [7510], peers: [llm-proxy]}
+    - {ports: [7501], peers: [engine]}
+    - {ports: [7502], outside: [prometheus]}
+  out:
+    - {ports: [7101], peers: [store]}
+    - {ports: [7301], peers: [algorithm]}
+    - {ports: [7501], peers: [engine]}
+  collector: true
+  extra: engines
 {{- end }}
 {{- if .Values.torchrun.enabled }}
 torchrun:

@@ -10,6 +10,9 @@
       {{- with .Values.database.caKey }}
       - {key: {{ . }}, path: ca.crt}
       {{- end }}
+      {{- with .Values.database.standbyKey }}
+      - {key: {{ . }}, path: standby-url}
+      {{- end }}
 {{- end }}
 
 {{/* "ports": list of (list NAME NUMBER), or (list NAME NUMBER TARGET). */}}
@@ -121,4 +124,25 @@ spec:
 {{- $_ := set $resources "limits" (merge (dict .name (int .count)) (default dict $resources.limits)) }}
 {{- end }}
 {{- toYaml $resources }}
+{{- end }}
+
+{{/* Gives the component's service account the role of its name; "kind": Role or ClusterRole; "name"; "namespace" of a Role. */}}
+{{- define "fulmen.roleBinding" -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "fulmen.labels" . | nindent 4 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "fulmen.serviceAccountName" . }}
+    namespace: {{ .root.Release.Namespace }}
 {{- end }}

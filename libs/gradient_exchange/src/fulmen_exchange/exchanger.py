@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fulmen_exchange.bucket_sums import BucketSums
@@ -19,11 +20,11 @@ from fulmen_exchange.metrics import Energy, GroupReport, RankReport, RoundCosts,
 from fulmen_exchange.outer import decay_residuals
 from fulmen_exchange.policies.decision import PLAIN, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
-from fulmen_exchange.ranks import ExchangeReport, StepInfo
+from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.residuals import ResidualsInvalid
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
-FORMAT = 1
+FORMAT = 2
 """Version of a stored state."""
 SAMPLED = ("captured", "residual_norm", "sparsity", "gradient_cosine", "relative_error")
 """Group means shown in the stream of a run."""
@@ -44,9 +45,11 @@ class Exchanger:
         link: Link,
         seed: int,
         optimizer: str,
+        copy: Ranks,
     ) -> None:
-        """See `CodecReducer.open`."""
+        """See `CodecReducer.open`; `parameters` are this rank's parts."""
         self.number = 0
+        self._copy = copy
         self._settings = settings
         self._names = list(parameters)
         self._device = next(iter(parameters.values())).device
@@ -115,7 +118,7 @@ class Exchanger:
 
     def _gather(self, tensors: Mapping[str, Tensor], step_info: StepInfo) -> GroupReport:
         """Exchanges statistics with the other ranks; clips this rank's gradients if the codec accumulates them."""
-        norm = float(nn.utils.get_total_norm(list(tensors.values())))
+        norm = self._norm(list(tensors.values()))
         means = {**self._measured, "progress": step_info.progress}
         if step_info.metric is not None:
             means["metric"] = step_info.metric
@@ -129,6 +132,14 @@ class Exchanger:
             for tensor in tensors.values():
                 tensor.mul_(limit / self._link.size**0.5 / norm)
         return report
+
+    def _norm(self, tensors: Sequence[Tensor]) -> float:
+        """Computes the norm over all parts of a copy: its ranks clip, and skip a round, alike."""
+        norm = nn.utils.get_total_norm(tensors)
+        if self._copy.group is None:
+            return float(norm)
+        square = norm.to(device=self._device, dtype=torch.float64).square().reshape(1)
+        return float(self._copy.sum(square).sqrt())
 
     def emit(self, event: str) -> None:
         """Adds an event, the same on every rank, to the next report."""

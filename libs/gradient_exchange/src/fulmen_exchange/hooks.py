@@ -14,7 +14,7 @@ backward pass.
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with classes.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -65,9 +65,18 @@ class ExchangeHook:
             value on every rank. Seconds of passes are measured.
     """
 
-    def __init__(self, model: DistributedDataParallel, settings: CodecSettings, *, optimizer: str, seed: int) -> None:
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        settings: CodecSettings,
+        *,
+        optimizer: str,
+        seed: int,
+        loss_scale: Callable[[], float],
+    ) -> None:
         """See `register`; `optimizer` is its kind, as for `CodecReducer.open`."""
         self.step_info = StepInfo()
+        self._loss_scale = loss_scale
         self._model = model
         trained = _trained_by(model)
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
@@ -105,7 +114,7 @@ class ExchangeHook:
         """
         self._reducer.restore(states)
 
-    def receive(self, _: None, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]  # not in stubs
+    def receive(self, _: None, bucket: dist.GradBucket) -> Future[Tensor]:
         """Receives a bucket from DDP; the last one starts the exchange.
 
         Raises:
@@ -131,10 +140,10 @@ class ExchangeHook:
         for waiting in self._waiting:
             if waiting.filled is not None:
                 torch.cuda.current_stream(self._ranks.device).wait_event(waiting.filled)
-        unused = self._unused_here()
+        unused, scale = self._unused_here(), self._loss_scale()
         for waiting in self._waiting:
-            # Before the sum: codecs clip each rank's part of the average.
-            waiting.buffer.div_(self._ranks.world_size)
+            # Before the sum: codecs clip each rank's part of the average, and add residuals of earlier scales.
+            waiting.buffer.div_(self._ranks.world_size * scale)
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 self._stand_ins[self._names[parameter]].grad = gradient
         step_info = replace(self.step_info, compute_s=self._compute_s())
@@ -142,7 +151,7 @@ class ExchangeHook:
         for waiting in self._waiting:
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 sum_ = self._stand_ins[self._names[parameter]].grad
-                gradient.zero_() if sum_ is None else gradient.copy_(sum_)
+                gradient.zero_() if sum_ is None else torch.mul(sum_, scale, out=gradient)
         self._keep_late(unused)
         for waiting in self._waiting:
             waiting.average.set_result(waiting.buffer)
@@ -178,18 +187,29 @@ class ExchangeHook:
                 parameter.grad = average if self._model.gradient_as_bucket_view else average.clone()
 
 
-def register(model: nn.Module, settings: CodecSettings, *, optimizer: Optimizer, seed: int) -> ExchangeHook:
+def _unscaled() -> float:
+    return 1.0
+
+
+def register(
+    model: nn.Module,
+    settings: CodecSettings,
+    *,
+    optimizer: Optimizer,
+    seed: int,
+    loss_scale: Callable[[], float] = _unscaled,
+) -> ExchangeHook:
     """Registers a communication hook that sums a model's gradients through a codec. All ranks of its group must call it.
 
     Call it before the first backward pass, with the same settings and seed on every rank. As without a hook, the optimiser gets
-    averages over the ranks. With a `GradScaler`, use a codec without residual (`bf16`, `qsgd`): a residual would have another
-    scale than the gradient it is added to.
+    averages over the ranks.
 
     Args:
         model: `DistributedDataParallel` on Gloo or NCCL.
         settings: Settings of the codec.
         optimizer: Optimiser of the model; some codecs require SGD.
         seed: Seed of random numbers.
+        loss_scale: Returns by what the loss of this step was multiplied, the same on every rank: `GradScaler.get_scale`.
 
     Returns:
         The hook, for its metrics and state.
@@ -206,7 +226,9 @@ def register(model: nn.Module, settings: CodecSettings, *, optimizer: Optimizer,
         raise HookUnsupported(f"{type(model).__name__} is not wrapped in DistributedDataParallel")
     if problems := _problems(model, settings, optimizer):
         raise HookUnsupported("; ".join(problems))
-    hook = ExchangeHook(model, settings, optimizer="sgd" if isinstance(optimizer, SGD) else "adamw", seed=seed)
+    hook = ExchangeHook(
+        model, settings, optimizer="sgd" if isinstance(optimizer, SGD) else "adamw", seed=seed, loss_scale=loss_scale
+    )
     model.register_comm_hook(None, hook.receive)
     return hook
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from fulmen_exchange.way_out import WayOut
 
 Value = TypeVar("Value")
 CPU = torch.device("cpu")
@@ -23,12 +25,14 @@ class Ranks:
         world_size: Number of processes.
         device: Device on which this rank computes.
         group: Process group of the ranks; None for a single process.
+        way_out: Way out of its collectives; None if they are waited for whatever happens.
     """
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
     group: dist.ProcessGroup | None = None
+    way_out: WayOut | None = None
 
     @property
     def leads(self) -> bool:
@@ -41,14 +45,25 @@ class Ranks:
             return [value]
         # Ranks of one run trust each other, so pickle is acceptable here.
         gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, value, group=self.group)
+        self.run(lambda: dist.all_gather_object(gathered, value, group=self.group))
         return cast(list[Value], gathered)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sums a tensor over the ranks, in place."""
         if self.group is not None:
-            dist.all_reduce(tensor, group=self.group)
+            self.run(lambda: dist.all_reduce(tensor, group=self.group))
         return tensor
+
+    def run(self, collective: Callable[[], object]) -> None:
+        """Runs a collective of the group.
+
+        Raises:
+            RanksLost: if ranks are lost, and there is a way out.
+        """
+        if self.way_out is None:
+            collective()
+        else:
+            self.way_out.run(collective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

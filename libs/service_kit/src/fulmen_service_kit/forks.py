@@ -131,6 +131,12 @@ class ForkServer:
                 self._ready = bool(self._control.recv(1, socket.MSG_DONTWAIT))
         return self._ready
 
+    def start(self) -> None:
+        """Starts it before the first request, which then does not wait for the imports."""
+        if self._modules and self.pid is None:
+            with suppress(ForkServerLost):
+                self._start()
+
     def connection(self) -> socket.socket:
         """Returns a connection for another process, whose first request also starts the server."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.rpc.tls import TlsFiles
 from fulmen.watched_file import WatchedFile
+from fulmen_service_kit.rpc.message_sizes import MAX_SENT_BYTES
 from fulmen_service_kit.security.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
 
 
@@ -27,6 +28,8 @@ class ServiceSettings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
 
     service_name: ClassVar[str]
+    max_sent_bytes: ClassVar[int] = MAX_SENT_BYTES
+    """Maximum size of a gRPC message that is sent, bytes."""
 
     host: str = Field(default="127.0.0.1", description="Address to bind to.")
     port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
@@ -49,7 +52,7 @@ class ServiceSettings(BaseSettings):
         "counted, and what blocks the loop is logged as `loop_blocked`. 0: none.",
     )
     max_message_bytes: int = Field(
-        default=20 * 1024 * 1024, ge=4096, description="Maximum size of a gRPC message, bytes."
+        default=20 * 1024 * 1024, ge=4096, description="Maximum size of a gRPC message that is received, bytes."
     )
     ready_file: str = Field(
         default="", description="File to write the bound ports to, as JSON, once the service is serving."
@@ -103,6 +106,13 @@ class ServiceSettings(BaseSettings):
     )
     project_max_streams: int = Field(
         default=4096, ge=0, le=1_000_000, description="Open streams of a project in this process. 0: no limit."
+    )
+    stream_write_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        le=86_400,
+        description="Time for which a message of a gRPC stream may wait for its caller to read it, seconds; then the stream "
+        "ends with DEADLINE_EXCEEDED. A stream with nothing to send has no limit.",
     )
     audit_file: str = Field(
         default="",

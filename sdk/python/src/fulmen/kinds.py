@@ -49,7 +49,34 @@ PROTECTED_FIELDS: Final = frozenset(
 _BASE_URL: Final = re.compile(r"https?://[^\s/?#\\]+(/[^\s?#\\]*)?")
 _HEALTH_PATH: Final = re.compile(r"/[^\s#]{0,199}")
 _KEY_NAME: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
-_MAX_TARGETS: Final = 16
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_MAX_HEADERS: Final = 16
+_MAX_HEADER_BYTES: Final = 1024
+_OWN_HEADERS: Final = frozenset(
+    [
+        "accept-encoding",
+        "api-key",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "cookie",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-authorization",
+        "te",
+        "traceparent",
+        "tracestate",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-api-key",
+    ]
+)
+"""Headers that the proxy sets itself, or that belong to one connection."""
+_MAX_TARGETS: Final = 64
 _MAX_FALLBACKS: Final = 4
 _MAX_WEIGHT: Final = 10_000
 _MAX_VERSION: Final = 10**18
@@ -230,6 +257,7 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
         problems.add("backend.engine", "is not a known engine")
     if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
         problems.add("backend.health_path", "is not of the form /health")
+    _header_problems(message, problems)
     if not _KEY_NAME.fullmatch(message.key_name):
         problems.add("backend.key_name", f"is not of the form {_KEY_NAME.pattern}")
     unknown = [number for number in message.apis if number not in backend_pb2.Api.values() or not number]
@@ -242,6 +270,23 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     if not 0 <= hold.seconds <= _MAX_TIME_S or not 0 <= hold.nanos < _NS_PER_S:
         problems.add("backend.hold_until_time", "is not a time of the years 1970 to 9999")
     return problems.found
+
+
+def _header_problems(message: backend_pb2.Backend, problems: Problems) -> None:
+    if len(message.headers) > _MAX_HEADERS:
+        problems.add("backend.headers", f"has more than {_MAX_HEADERS} entries")
+    names = [name.lower() for name in message.headers]
+    if len(set(names)) < len(names):
+        problems.add("backend.headers", "names a header twice")
+    for name, value in sorted(message.headers.items()):
+        if not _HEADER_NAME.fullmatch(name):
+            problems.add("backend.headers", f"has the malformed name {name[:64]!r}")
+        elif name.lower() in _OWN_HEADERS:
+            problems.add(f"backend.headers[{name}]", "is set by the proxy itself")
+        elif not (value.isascii() and value.isprintable() and len(value) <= _MAX_HEADER_BYTES):
+            problems.add(
+                f"backend.headers[{name}]", f"is not {_MAX_HEADER_BYTES} characters of printable ASCII at most"
+            )
 
 
 def _is_address(url: str) -> bool:

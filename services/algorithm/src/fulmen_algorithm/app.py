@@ -2,62 +2,71 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import grpc.aio
 from prometheus_client import REGISTRY
 from prometheus_client.registry import Collector
 
+from fulmen.algorithm.v1.engine_service_pb2_grpc import add_EngineServiceServicer_to_server
+from fulmen.algorithm.v1.rank_service_pb2_grpc import add_RankServiceServicer_to_server
 from fulmen.algorithm.v1.trainer_service_pb2_grpc import add_TrainerServiceServicer_to_server
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import add_TrainingRunServiceServicer_to_server
 from fulmen.algorithm.v1.weight_service_pb2_grpc import add_WeightServiceServicer_to_server
-from fulmen.rpc.channel import FulmenChannel, open_channel
-from fulmen_algorithm.algorithms.registry import AlgorithmsInvalid, load_registry
+from fulmen.rpc.channel import open_channel
+from fulmen_algorithm.clients.engine_tokens import EngineTokens
 from fulmen_algorithm.clients.forked_child import ModuleStarter
-from fulmen_algorithm.clients.hub import HubLimits, HubModels
 from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.clients.run_leases import StoreRunLeases
-from fulmen_algorithm.connections import ServiceConnections, by_address
-from fulmen_algorithm.engines.engine import EngineOptions
+from fulmen_algorithm.cluster.gpus.machine import ORDER, ORDER_VARIABLE, NvidiaSmi
+from fulmen_algorithm.cluster.gpus.runs import RunGpus
+from fulmen_algorithm.cluster.joined import JoinedCluster, JoinedMachines
+from fulmen_algorithm.cluster.joining import RunRanks
+from fulmen_algorithm.cluster.local import LocalCluster
+from fulmen_algorithm.connections import ServiceConnections
+from fulmen_algorithm.engines.joining import RunEngines
+from fulmen_algorithm.engines.on_clusters import ClusterAccess, ClusterEngines
 from fulmen_algorithm.engines.pool import EnginePool
-from fulmen_algorithm.engines.starter import EngineStarter
-from fulmen_algorithm.loops.processes import LoopProcesses
-from fulmen_algorithm.loops.publication import Publisher
 from fulmen_algorithm.loops.rules import RowLimits
-from fulmen_algorithm.loops.trainers import TrainerLimits, Trainers
+from fulmen_algorithm.loops.trainers import Trainers
 from fulmen_algorithm.models.bases import BaseModels, used_by
 from fulmen_algorithm.models.model_store import ModelStore
-from fulmen_algorithm.models.sweeper import ModelSweeper
 from fulmen_algorithm.models.transfers import Transfers
-from fulmen_algorithm.models.uploads import UploadLimits, Uploads
+from fulmen_algorithm.models.uploads import ModelSweeper, Uploads
 from fulmen_algorithm.models.version_weights import VersionWeights
+from fulmen_algorithm.parts import (
+    algorithms_of,
+    clusters_of,
+    engines_of,
+    exchange_of,
+    hub_of,
+    rules_of,
+    sinks_of,
+    trainers_of,
+    upload_limits_of,
+)
 from fulmen_algorithm.persistence.run_storage import RunStorage
+from fulmen_algorithm.policy.first_weights import WeightSources
 from fulmen_algorithm.policy.model_roots import ModelRoots
-from fulmen_algorithm.policy.served import ServedPolicies
-from fulmen_algorithm.runs.algorithm import Registry
-from fulmen_algorithm.runs.creation.rules import CreationRules, IsTaken
 from fulmen_algorithm.runs.execution import RunExecutor
-from fulmen_algorithm.runs.first_weights import WeightSources
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.worker import RunWorker
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
-from fulmen_algorithm.sinks.sink import OpenSink, load_sink
 from fulmen_algorithm.trainers.processes import GroupOptions
+from fulmen_algorithm.transport.engines import EngineServicer
 from fulmen_algorithm.transport.forwarding import Forwarding
-from fulmen_algorithm.transport.run_access import CallerRuns
+from fulmen_algorithm.transport.ranks import RankServicer
 from fulmen_algorithm.transport.trainers import TrainerServicer
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_algorithm.transport.weights import UsedBy, WeightServicer
 from fulmen_exchange.server.prometheus import ExchangeMetrics
-from fulmen_exchange.server.servicer import ExchangeLimits, GradientExchangeServicer, add_exchange
-from fulmen_service_kit.errors import StartupError
+from fulmen_exchange.server.servicer import add_exchange
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.rpc.server import build_server
 from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
@@ -70,7 +79,16 @@ TRAINING_RUN_SERVICE = "fulmen.algorithm.v1.TrainingRunService"
 GRADIENT_EXCHANGE_SERVICE = "fulmen.algorithm.v1.GradientExchangeService"
 WEIGHT_SERVICE = "fulmen.algorithm.v1.WeightService"
 TRAINER_SERVICE = "fulmen.algorithm.v1.TrainerService"
-SERVICE_NAMES = (TRAINING_RUN_SERVICE, GRADIENT_EXCHANGE_SERVICE, WEIGHT_SERVICE, TRAINER_SERVICE)
+ENGINE_SERVICE = "fulmen.algorithm.v1.EngineService"
+RANK_SERVICE = "fulmen.algorithm.v1.RankService"
+SERVICE_NAMES = (
+    TRAINING_RUN_SERVICE,
+    GRADIENT_EXCHANGE_SERVICE,
+    WEIGHT_SERVICE,
+    TRAINER_SERVICE,
+    ENGINE_SERVICE,
+    RANK_SERVICE,
+)
 
 
 async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServiceParts:
@@ -84,10 +102,15 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     if not isinstance(settings, AlgorithmServiceSettings):
         raise TypeError("The algorithm service needs AlgorithmServiceSettings.")
 
+    # This process counts GPUs as what it starts does.
+    os.environ.setdefault(ORDER_VARIABLE, ORDER)
+
     # What is stored, and the other services.
-    algorithms = _algorithms(settings)
+    algorithms = algorithms_of(settings)
     storage = stack.enter_context(RunStorage(settings.state_dir, url=settings.run_storage))
-    runs = RunRegistry(storage, clock=_now, max_concurrent=settings.max_concurrent_runs)
+    runs = RunRegistry(
+        storage, clock=_now, max_concurrent=settings.max_concurrent_runs, max_of_project=settings.project_max_runs
+    )
     for run, files in storage.runs():
         runs.restore(run, files)
     token, tls = HeldToken(settings.secret("token")), settings.peer_tls()
@@ -107,17 +130,33 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     ownership = RunOwnership(
         runs, leases, storage, lease_s=settings.run_lease_s, outage_limit_s=settings.outage_limit_s
     )
-    engines = _engines(settings, modules, proxy, ownership)
+    local = LocalCluster(modules)
+    machines = JoinedMachines()
+    clusters = clusters_of(settings, local, machines, stack)
+    access = ClusterAccess(
+        clusters=clusters,
+        tokens=EngineTokens(store, outage_limit_s=settings.outage_limit_s),
+        agent_settings=lambda: settings.of_weight_agents(address()),
+    )
+    engines = engines_of(settings, modules, proxy, ownership, ClusterEngines(access))
     rank_tokens = RankTokens(store, folder=settings.state_dir / "rank-tokens", outage_limit_s=settings.outage_limit_s)
+    gpus = RunGpus(NvidiaSmi(device=settings.device), device=settings.device)
     connections = ServiceConnections(
-        settings, store=store, proxy=proxy, engines=engines, rank_tokens=rank_tokens, modules=modules
+        settings,
+        store=store,
+        proxy=proxy,
+        engines=engines,
+        rank_tokens=rank_tokens,
+        clusters=clusters,
+        modules=modules,
+        gpus=gpus,
     )
     stack.callback(connections.close)
     await connections.isolator.report()
     models = ModelStore(storage.folder.with_name("models"))
-    uploads = Uploads(models, _upload_limits(settings))
+    uploads = Uploads(models, upload_limits_of(settings))
     roots = ModelRoots.of(settings.model_roots, runs=storage.folder, models=models.folder)
-    bases = BaseModels(models, _hub(settings))
+    bases = BaseModels(models, hub_of(settings))
     executor = RunExecutor(
         registry=algorithms,
         connections=connections,
@@ -129,31 +168,44 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         models=bases,
     )
     worker = RunWorker(runs, executor, ownership)
-    publisher = MetricPublisher(runs, _sinks(settings))
+    publisher = MetricPublisher(runs, sinks_of(settings))
     _export(RunMetrics(runs), stack)
 
     # The server.
-    exchange = _exchange(settings, runs)
+    forwarding = Forwarding(settings.sibling_tls(), address)
+    joining = EngineServicer(RunEngines(runs, engines, fan_out=settings.engine_fan_out), forwarding)
+    ranks = RankServicer(
+        RunRanks(
+            runs,
+            machines,
+            is_joined=lambda cluster: isinstance(clusters.get(cluster), JoinedCluster),
+            silence_s=settings.cluster_silence_s,
+        ),
+        forwarding,
+    )
+    exchange = exchange_of(settings, runs)
     _export(ExchangeMetrics(exchange.held), stack)
     servicer = TrainingRunServicer(
         runs=runs,
         worker=worker,
         connections=connections,
         clock=_now,
-        rules=_rules(settings, algorithms, roots, bases, is_taken=partial(_is_taken, runs, engines)),
+        rules=replace(
+            rules_of(settings, algorithms, roots, bases, is_taken=partial(_is_taken, runs, engines)),
+            gpu_plan=gpus.plan,
+        ),
         ownership=ownership,
-        forwarding=Forwarding(settings.sibling_tls()),
-        address=address,
+        forwarding=forwarding,
     )
 
-    trainers = _trainers(
+    trainers = trainers_of(
         settings,
         storage,
         GroupOptions(
             device=settings.device,
             torch_threads=settings.torch_threads,
             call_deadline_s=settings.trainer_deadline_s,
-            modules=modules,
+            cluster=local,
         ),
         sources=lambda project: WeightSources(
             resources=connections.resources_of(project), roots=roots, models=bases, notify=lambda severity, text: None
@@ -180,6 +232,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 
     def register(server: grpc.aio.Server) -> None:
         add_WeightServiceServicer_to_server(weights, server)
+        add_EngineServiceServicer_to_server(joining, server)
+        add_RankServiceServicer_to_server(ranks, server)
         add_TrainerServiceServicer_to_server(trainer_servicer, server)
         add_TrainingRunServiceServicer_to_server(servicer, server)
         add_exchange(exchange, server)
@@ -197,6 +251,8 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     async def drain() -> None:
         servicer.drain()
         weights.drain()
+        joining.drain()
+        ranks.drain()
         exchange.drain()
         trainer_servicer.drain()
         await asyncio.gather(worker.drain(), trainers.drain())
@@ -219,67 +275,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
 
 
-def _algorithms(settings: AlgorithmServiceSettings) -> Registry:
-    files = [Path(file).expanduser() for file in settings.modules.split(os.pathsep) if file]
-    try:
-        return load_registry(files)
-    except AlgorithmsInvalid as error:
-        raise StartupError(f"{error}.") from error
-
-
-def _exchange(settings: AlgorithmServiceSettings, runs: RunRegistry) -> GradientExchangeServicer:
-    return GradientExchangeServicer(
-        runs=CallerRuns(runs),
-        folder=None if settings.exchange_sums == "none" else settings.state_dir / "exchange",
-        is_synced=settings.exchange_sums == "synced",
-        limits=ExchangeLimits(
-            max_shards=settings.exchange_max_shards,
-            max_elements=settings.exchange_max_elements,
-            max_staged_bytes=settings.exchange_max_staged_bytes,
-            forget_s=settings.exchange_forget_s,
-            keep_s=settings.exchange_keep_s,
-        ),
-    )
-
-
-def _trainers(
-    settings: AlgorithmServiceSettings,
-    storage: RunStorage,
-    options: GroupOptions,
-    *,
-    sources: Callable[[str], WeightSources],
-) -> Trainers:
-    return Trainers(
-        settings.state_dir.absolute() / "trainers",
-        limits=TrainerLimits(
-            max_trainers=settings.max_trainers,
-            max_checkpoints=settings.max_trainer_checkpoints,
-            max_bytes=settings.max_trainer_bytes,
-            idle_s=settings.trainer_idle_s,
-            keep_s=settings.trainer_keep_s,
-        ),
-        processes=LoopProcesses(options, max_processes=settings.max_trainer_processes),
-        publisher=Publisher(
-            storage=storage, resources=lambda project: sources(project).resources, keep=settings.keep_models
-        ),
-        sources=sources,
-    )
-
-
 def _used_by(runs: RunRegistry, models: ModelStore, trainers: Trainers) -> UsedBy:
     """Returns what finds the run or the trainer that needs a model."""
     of_runs = used_by(runs)
     return lambda model: of_runs(model) or trainers.using(models.place(model.name.project) / model.name.id)
-
-
-def _sinks(settings: AlgorithmServiceSettings) -> dict[str, OpenSink]:
-    sinks: dict[str, OpenSink] = {}
-    for name in filter(None, (part.strip() for part in settings.metric_sinks.split(","))):
-        try:
-            sinks[name] = load_sink(name)
-        except ImportError:
-            raise StartupError(f"The metric sink {name!r} needs `pip install 'fulmen-algorithm[{name}]'`.") from None
-    return sinks
 
 
 def _export(metrics: Collector, stack: AsyncExitStack) -> None:
@@ -288,79 +287,9 @@ def _export(metrics: Collector, stack: AsyncExitStack) -> None:
     stack.callback(REGISTRY.unregister, metrics)
 
 
-def _engines(
-    settings: AlgorithmServiceSettings, modules: ModuleStarter, proxy: FulmenChannel, ownership: RunOwnership
-) -> EnginePool:
-    return EnginePool(
-        _engine_options(settings),
-        starter=EngineStarter(modules, in_process=settings.engine_in_process),
-        proxy=proxy,
-        backend_prefix=settings.engine_backend,
-        file=ServedPolicies(settings.state_dir / "served.json"),
-        max_engines=settings.max_engines,
-        outage_limit_s=settings.outage_limit_s,
-        still_serves=partial(ownership.serves, timeout_s=settings.run_lease_s),
-    )
-
-
-def _hub(settings: AlgorithmServiceSettings) -> HubModels:
-    return HubModels(
-        settings.hub_models,
-        HubLimits(max_bytes=settings.hub_max_bytes, deadline_s=settings.hub_deadline_s),
-        variables={"HF_HOME": settings.hub_cache, "HF_TOKEN": settings.hub_token.get_secret_value()},
-    )
-
-
-def _upload_limits(settings: AlgorithmServiceSettings) -> UploadLimits:
-    return UploadLimits(
-        max_bytes=settings.upload_max_bytes,
-        quota_bytes=settings.upload_quota_bytes,
-        idle_s=settings.upload_idle_s,
-        keep_s=settings.upload_keep_s,
-    )
-
-
-def _rules(
-    settings: AlgorithmServiceSettings,
-    algorithms: Registry,
-    roots: ModelRoots,
-    models: BaseModels,
-    *,
-    is_taken: IsTaken,
-) -> CreationRules:
-    return CreationRules(
-        registry=algorithms,
-        vllm_command=settings.vllm_command,
-        external_engines=frozenset(by_address(settings.external_engines)),
-        endpoints=frozenset(by_address(settings.chat_endpoints)),
-        exchange_targets=settings.known_exchange_targets,
-        model_roots=roots,
-        models=models,
-        is_taken=is_taken,
-    )
-
-
 async def _is_taken(runs: RunRegistry, engines: EnginePool, policy: str, project: str) -> bool:
     """Returns whether an unfinished run of another project trains a policy, or a route outside the project has its name."""
     return runs.trains_elsewhere(policy, project) or await engines.is_taken(policy, project)
-
-
-def _engine_options(settings: AlgorithmServiceSettings) -> EngineOptions:
-    return EngineOptions(
-        host=settings.engine_host,
-        advertise_host=settings.engine_advertise_host,
-        port=settings.engine_port,
-        token=settings.engine_token.get_secret_value(),
-        torch_threads=settings.torch_threads,
-        device=settings.device,
-        max_batch_size=settings.engine_max_batch_size,
-        log_folder=settings.state_dir.absolute() / "engines",
-        vllm_command=settings.vllm_command,
-        vllm_start_deadline_s=settings.vllm_start_deadline_s,
-        # vLLM exports traces without TLS, whatever the scheme of the address.
-        otlp_endpoint=settings.otlp_endpoint if settings.otlp_endpoint.startswith("http:") else "",
-        external_keys=by_address(settings.external_engines),
-    )
 
 
 def _now() -> datetime:

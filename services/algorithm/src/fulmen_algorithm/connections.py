@@ -18,16 +18,23 @@ from fulmen_algorithm.clients.model_builder import BuildLimits, ModelBuilder
 from fulmen_algorithm.clients.patience import Notify, Patience
 from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
+from fulmen_algorithm.cluster.clusters import of_run
+from fulmen_algorithm.cluster.gpus.runs import RunGpus, Served
+from fulmen_algorithm.cluster.port import Cluster, ClusterFailed, GroupOrder, PlacementRefused
+from fulmen_algorithm.engines.on_clusters import engines_plan, is_on_cluster
 from fulmen_algorithm.engines.pool import EnginePool, RunServing
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.engine_settings import StartedEngine
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
-from fulmen_algorithm.runs.algorithm import RunSettings
-from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import RunFence
+from fulmen_algorithm.runs.algorithm import AlgorithmSettings, RunSettings
+from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
+from fulmen_algorithm.runs.ports import EngineCount, RunFence
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
-from fulmen_algorithm.trainers.processes import GroupOptions
-from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
+from fulmen_algorithm.trainers.elastic import ElasticTrainer, ranks_with_room
+from fulmen_algorithm.trainers.processes import GroupOptions, group_order
+from fulmen_algorithm.trainers.rank_group import MODULE, RankGroupTrainer, wishes_of
+from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, shown_gpus
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
@@ -51,10 +58,13 @@ class ServiceConnections:
         proxy: FulmenChannel,
         engines: EnginePool,
         rank_tokens: RankTokens,
+        clusters: Mapping[str, Cluster],
         modules: ModuleStarter,
+        gpus: RunGpus,
     ) -> None:
         self._settings = settings
-        self._modules = modules
+        self._gpus = gpus
+        self._clusters = clusters
         self._store = store
         self._proxy = proxy
         self._engines = engines
@@ -66,7 +76,9 @@ class ServiceConnections:
             torch_threads=settings.torch_threads,
         )
         self.isolator = _isolator(settings)
-        self._builder = ModelBuilder(self.isolator, limits, folder=_build_folder(settings))
+        self._builder = ModelBuilder(
+            self.isolator, limits, folder=_build_folder(settings), modules=modules if settings.warm_start else None
+        )
         self._torch_thread: TorchThread | None = None
 
     def queue(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, fence: RunFence) -> StoreQueue:
@@ -95,6 +107,10 @@ class ServiceConnections:
         """Returns the engine and the route of a run's policy."""
         return self._engines.serving(run.name, run.project, settings.engine, notify)
 
+    def engines(self, run: TrainingRun) -> EngineCount:
+        """Returns how many engines a run has in this service."""
+        return self._engines.engines_of(run.name)
+
     def hand_over(self, run: TrainingRun) -> None:
         """Leaves the policy of a run to another service, which runs it now."""
         self._engines.hand_over(run.policy.name)
@@ -109,7 +125,7 @@ class ServiceConnections:
             notify=notify,
         )
 
-    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
+    async def open_trainer(self, setup: TrainerSetup, notify: Notify) -> Trainer:
         """Opens a trainer in this process, or in a group of ranks.
 
         Raises:
@@ -121,21 +137,102 @@ class ServiceConnections:
             file = await self._rank_tokens.file_of(setup.project) if settings.token.get_secret_value() else None
             setup = replace(setup, server_access=await asyncio.to_thread(self._server_access, setup, file))
         if setup.compute.parallel.kind != "none":
-            options = GroupOptions(
-                device=settings.device,
-                torch_threads=settings.torch_threads,
-                call_deadline_s=settings.trainer_deadline_s,
-                modules=self._modules,
-            )
+            options = self._group_options(setup.compute, setup.training_run, notify)
+            if setup.compute.parallel.is_elastic:
+                return await ElasticTrainer.open(setup, options, notify=notify)
             return await RankGroupTrainer.open(setup, options)
         # torch is loaded when the first trainer is opened; that takes seconds.
         in_process = await asyncio.to_thread(import_module, "fulmen_algorithm.trainers.in_process")
         if self._torch_thread is None:
             self._torch_thread = in_process.TorchThread(torch_threads=settings.torch_threads)
-        trainer: Trainer = await in_process.InProcessTrainer.open(
-            setup, thread=self._torch_thread, device=settings.device
-        )
+        opening = in_process.InProcessTrainer.open(setup, thread=self._torch_thread, device=settings.device)
+        trainer: Trainer = await opening
         return trainer
+
+    async def placed(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, trains: bool) -> RunSettings:
+        """See `runs.execution.Connections`."""
+        own, idle = self._engines.served_besides(run.policy.name)
+        try:
+            on_gpus = await self._gpus.place(run.name, settings, trains=trains, served=Served(own=own, idle=idle))
+        except PlacementRefused as error:
+            raise RunFailed(f"The run does not fit the GPUs of this machine: {error}.") from error
+        await self._engines.make_room(on_gpus.crowded)
+        for severity, text in (("info", on_gpus.text), ("warning", on_gpus.sharing)):
+            if text:
+                notify(severity, text)
+        for name, orders in (await self._orders(run, settings, trains=trains)).items():
+            notify("info", await self._plan(name, orders, of_run(self._cluster(name), run.name, notify)))
+        return on_gpus.settings
+
+    def leave(self, run: TrainingRun) -> None:
+        """See `runs.execution.Connections`."""
+        self._gpus.release(run.name)
+
+    async def _orders(
+        self, run: TrainingRun, settings: RunSettings, *, trains: bool
+    ) -> Mapping[str, Mapping[str, GroupOrder]]:
+        """Returns what a run asks of each cluster: its ranks, its engines."""
+        asked: dict[str, dict[str, GroupOrder]] = {}
+        if trains and isinstance(settings, AlgorithmSettings) and not isinstance(settings.parallel, OneProcess):
+            options, compute = self._group_options(settings.compute, run.name), settings.compute
+            ranks = await self._room(settings.parallel.cluster, compute, options)
+            order = group_order(MODULE, ranks, options, wishes_of(compute, options))
+            asked.setdefault(settings.parallel.cluster, {})["ranks"] = order
+        engine = settings.engine
+        if isinstance(engine, StartedEngine) and is_on_cluster(engine):
+            asked.setdefault(engine.cluster, {})["engines"] = engines_plan(engine, self._settings.device)
+        return asked
+
+    async def _room(self, cluster: str, compute: ComputeSettings, options: GroupOptions) -> int:
+        """Returns the number of ranks to plan with.
+
+        Raises:
+            TrainerLost: if the cluster does not answer.
+        """
+        try:
+            return await ranks_with_room(compute, options)
+        except ClusterFailed as error:
+            raise TrainerLost(f"Cluster {cluster!r} does not answer: {error}.") from error
+
+    async def _plan(self, name: str, orders: Mapping[str, GroupOrder], cluster: Cluster) -> str:
+        """Plans where the processes of a run will be on a cluster; returns it as a sentence.
+
+        Raises:
+            RunFailed: with every reason, if they do not fit.
+            TrainerLost: if the cluster does not answer.
+        """
+        what = " and ".join(orders)
+        try:
+            plan = await cluster.plan(*orders.values())
+        except PlacementRefused as error:
+            raise RunFailed(f"The {what} do not fit cluster {name!r}: {error}.") from error
+        except ClusterFailed as error:
+            raise TrainerLost(f"Cluster {name!r} does not answer: {error}.") from error
+        of = "" if what == "ranks" else f" of {what}"
+        return f"Placement{of} on cluster {name!r}: {plan}."
+
+    def _group_options(
+        self, compute: ComputeSettings, training_run: str, notify: Notify = lambda severity, text: None
+    ) -> GroupOptions:
+        """Returns the options of a run's group of ranks.
+
+        Raises:
+            RunFailed: if its cluster is none of the operator's.
+        """
+        assert compute.parallel.kind != "none"
+        settings = self._settings
+        return GroupOptions(
+            device=settings.device,
+            torch_threads=settings.torch_threads,
+            call_deadline_s=settings.trainer_deadline_s,
+            gpus=shown_gpus(compute.parallel),
+            cluster=of_run(self._cluster(compute.parallel.cluster), training_run, notify),
+        )
+
+    def _cluster(self, name: str) -> Cluster:
+        if name not in self._clusters:
+            raise RunFailed(f"This service no longer has cluster {name!r}; it has {', '.join(sorted(self._clusters))}.")
+        return self._clusters[name]
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
         """Builds the first weights of a policy; see `ModelBuilder.build`."""
@@ -154,7 +251,7 @@ class ServiceConnections:
         return ServerAccess(
             training_run=setup.training_run,
             token_file="" if token_file is None else str(token_file.absolute()),
-            tls={target: self._tls_to(target) for target in setup.exchange.link.targets},
+            tls={target: self._tls_to(target) for target in set(setup.exchange.link.addresses.values())},
         )
 
     def _tls_to(self, target: str) -> TlsFiles | None:

@@ -6,7 +6,9 @@ from typing import ClassVar, Final, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from fulmen_algorithm.cluster.settings import ClusterName, ClusterSettings, LocalSettings
 from fulmen_algorithm.sinks.sink import NAMES as SINK_NAMES
+from fulmen_algorithm.training.compute import THIS_MACHINE
 from fulmen_service_kit.isolation.levels import Isolation
 from fulmen_service_kit.settings import ServiceSettings, is_loopback, settings_config
 
@@ -15,11 +17,17 @@ METRICS_PORT = 7302
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", "[::]"})  # noqa: S104  # compared with, not bound to
 
 
+def _this_machine() -> dict[str, ClusterSettings]:
+    return {THIS_MACHINE: LocalSettings()}
+
+
 class AlgorithmServiceSettings(ServiceSettings):
     """State folder, connections, engines and limits of the algorithm service."""
 
     model_config = settings_config("FULMEN_ALGORITHM_")
     service_name: ClassVar[str] = "algorithm"
+    # Results of a trainer's step and of sampling have numbers for each token.
+    max_sent_bytes: ClassVar[int] = 20 * 1024 * 1024
 
     port: int = Field(default=ALGORITHM_PORT, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
     metrics_port: int = Field(
@@ -124,6 +132,13 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Maximum number of engines; those of ended runs are stopped when the limit is reached.",
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Maximum batch size of generation, in requests.")
+    engine_fan_out: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="Number of joined engines of a run that fetch a version from this service, and from each engine that has it or"
+        " fetches it; 0: all fetch it from this service.",
+    )
     engine_in_process: bool = Field(
         default=False, description="Runs the engine in the service's process, for debugging; not for training."
     )
@@ -152,6 +167,11 @@ class AlgorithmServiceSettings(ServiceSettings):
         " server's certificate authorities, empty for no TLS, by address `host:port`. They receive a token of this"
         " service. This service itself is always included, at `127.0.0.1` and its port.",
     )
+    exchange_folder: Path | None = Field(
+        default=None,
+        description="Folder of the sums that a restart, or a spare of a run's exchange, goes on from; none: `exchange` in the"
+        " state folder. Services that are spares of each other mount one folder here.",
+    )
     exchange_max_shards: int = Field(
         default=64,
         ge=1,
@@ -161,11 +181,11 @@ class AlgorithmServiceSettings(ServiceSettings):
     exchange_max_elements: int = Field(
         default=2**31, ge=1, description="Maximum number of elements of one shard; a few float32 are held for each."
     )
-    exchange_max_staged_bytes: int = Field(
+    exchange_max_held_bytes: int = Field(
         default=8 * 2**30,
         ge=2**20,
-        description="Memory for payloads that wait to be summed, over all shards, in bytes: up to four payloads per rank."
-        " Payloads beyond it are refused.",
+        description="Memory of sums, residuals, payloads and replies, over all shards, in bytes. Shards and payloads"
+        " beyond it are refused.",
     )
     exchange_forget_s: float = Field(
         default=600.0, gt=0, description="Time for which a shard stays in memory after all ranks have left, in seconds."
@@ -229,6 +249,34 @@ class AlgorithmServiceSettings(ServiceSettings):
         gt=0,
         description="Time without calls after which a trainer is deleted with its checkpoints, in seconds.",
     )
+    clusters: dict[ClusterName, ClusterSettings] = Field(
+        default_factory=_this_machine,
+        description="JSON object of the clusters on which ranks and engines of runs may be, by the name that runs use: this machine"
+        ' (`{"kind": "local"}`), Slurm, Ray, Kubernetes, or machines that join (docs/clusters.md).',
+    )
+    cluster_host: str = Field(
+        default="127.0.0.1", description="Address at which this service listens to ranks on other machines."
+    )
+    cluster_port: int = Field(
+        default=0, ge=0, le=65535, description="Port for ranks on other machines; 0 selects a free one."
+    )
+    cluster_advertise_host: str = Field(
+        default="",
+        max_length=253,
+        description="Host at which other machines reach that port; unset: `cluster_host`, or the machine's name where that is a"
+        " wildcard.",
+    )
+    cluster_store_target: str = Field(
+        default="",
+        max_length=260,
+        description="gRPC address at which engines on clusters reach the store; unset: `store_target`.",
+    )
+    cluster_silence_s: float = Field(
+        default=20.0,
+        ge=1,
+        le=600,
+        description="Time without a sign of life after which a machine of a group counts as dead, in seconds.",
+    )
     build_deadline_s: float = Field(default=600.0, gt=0, description="Timeout of a model-building script, in seconds.")
     isolation: Isolation = Field(
         default=Isolation.SANDBOX,
@@ -254,6 +302,13 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Metric sinks besides the event log, separated by commas: `tensorboard`, `wandb`, `mlflow`.",
     )
     max_concurrent_runs: int = Field(default=2, ge=1, le=64, description="Run slots: maximum number of active runs.")
+    project_max_runs: int = Field(
+        default=256,
+        ge=1,
+        le=1_000_000,
+        description="Maximum number of runs of a project that have not ended, which keep the names of their policies from other"
+        " projects.",
+    )
     keep_checkpoints: int = Field(default=3, ge=2, description="Number of newest checkpoints of a run that are kept.")
     modules: str = Field(
         default="", description="Python files with further algorithms, separated by `:` (docs/extending.md)."
@@ -268,6 +323,17 @@ class AlgorithmServiceSettings(ServiceSettings):
             return self.advertise_address
         host = socket.gethostname() if self.host in WILDCARD_HOSTS else self.host
         return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+    def of_weight_agents(self, address: str) -> dict[str, str]:
+        """Returns the settings of the weight agents of engines on clusters, by name; `address` is this service's."""
+        told: dict[str, object] = {
+            "STORE_TARGET": self.cluster_store_target or self.store_target,
+            "ALGORITHM_TARGET": address,
+            "ENGINE_TOKEN": self.engine_token.get_secret_value(),
+        }
+        same = ("tls_ca_file", "engine_max_batch_size", "torch_threads", "vllm_command", "vllm_start_deadline_s")
+        told |= {name.upper(): getattr(self, name) for name in (*same, "outage_limit_s", "otlp_endpoint")}
+        return {name: str(value) for name, value in told.items()}
 
     @property
     def known_exchange_targets(self) -> frozenset[str]:

@@ -27,11 +27,13 @@ from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import BackendClient, open_session
 from fulmen_llm_proxy.backends.health_probe import HealthProbe
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
+from fulmen_llm_proxy.backends.passed_on import PassedOnClient
 from fulmen_llm_proxy.backends.stored_responses import StoredResponsesClient
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.app_calls import AppCalls
 from fulmen_llm_proxy.calls.gate import Gate
+from fulmen_llm_proxy.calls.guarding import CallGuards
 from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.planner import CallPlanner
@@ -39,6 +41,7 @@ from fulmen_llm_proxy.calls.recorder import CallRecorder
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
+from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.delivery import CaptureDelivery
@@ -47,10 +50,9 @@ from fulmen_llm_proxy.capture.shipper import SpanShipper
 from fulmen_llm_proxy.capture.span_codec import SpanCodec
 from fulmen_llm_proxy.capture.spool import DiskSpool
 from fulmen_llm_proxy.capture.spool_folder import open_spool
-from fulmen_llm_proxy.limits.limiter import CallLimiter
+from fulmen_llm_proxy.guards.build import open_guards
+from fulmen_llm_proxy.limits.accounts import Accounts, open_accounts
 from fulmen_llm_proxy.limits.prices import PriceTable
-from fulmen_llm_proxy.limits.usage_book import UsageBook
-from fulmen_llm_proxy.limits.usage_sync import StoreClock as LimitClock
 from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.calls import CallMetrics
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
@@ -61,6 +63,7 @@ from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.recording.buffer import RecordingBuffer
 from fulmen_llm_proxy.recording.delivery import RecordingDelivery
 from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.late_routes import LateRoutes
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter, RoutingWatch
 from fulmen_llm_proxy.routing.retry import RetryPolicy
 from fulmen_llm_proxy.routing.table_holder import TableHolder
@@ -69,23 +72,25 @@ from fulmen_llm_proxy.transport.backend_servicer import BackendServicer
 from fulmen_llm_proxy.transport.capture_servicer import CaptureServicer
 from fulmen_llm_proxy.transport.completion_servicer import CompletionServicer
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.cors import Cors
 from fulmen_llm_proxy.transport.http.http_app import HttpApp, RequestLimits
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.operator_app import OperatorApp
+from fulmen_llm_proxy.transport.http.passed_on import PassedOn
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
-from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, sockets_of
+from fulmen_llm_proxy.workers.siblings import Siblings, WorkerSockets, join_workers
 from fulmen_service_kit.http.server import ANSWERS_SHARE, HttpServer, bind, bind_private
 from fulmen_service_kit.lifecycle import Role as BackgroundRole
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.observability.own_traces import own_traces
 from fulmen_service_kit.rpc.server import RpcServer, build_server
-from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.held_token import HeldToken, TokenRefresher
 from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.revocation import FollowedStore, follow_store
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, Sealer
+from fulmen_service_kit.security.token_buckets import TokenBuckets
 from fulmen_service_kit.settings import ServiceSettings
 
 _PACKAGE = "fulmen.llm_proxy.v1"
@@ -117,7 +122,10 @@ class _State:
     registry: CollectorRegistry
     tables: TableHolder
     resources: ResourceCache
+    writer: ResourceWriter
     states: BackendStates
+    routing_metrics: RoutingMetrics
+    stale: StaleEngines
     ledger: AttemptLedger
     checks: AttemptChecks
     guard: AttemptGuard
@@ -126,9 +134,7 @@ class _State:
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
-    usage: UsageBook
-    limiter: CallLimiter
-    prices: PriceTable
+    accounts: Accounts
     key_metrics: KeyMetrics
     session: aiohttp.ClientSession
     keys: BackendKeys
@@ -194,21 +200,27 @@ async def _state(
         connect_timeout_s=settings.connect_timeout_s, first_byte_timeout_s=settings.first_byte_timeout_s
     )
     stack.push_async_callback(session.close)
-    siblings, sockets = await _workers(settings, token, stack)
+    siblings, sockets = await join_workers(settings, token, stack)
     secrets, checks = settings.attempt_secrets(), AttemptChecks(channel)
     keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
     published = PublishedKeys(secrets, file=keys_file)
     followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
-    clock = LimitClock(wall=time.time, monotonic=time.monotonic)
+    tables, resources = TableHolder(), ResourceCache()
+    writer = ResourceWriter(channel=channel, project=settings.project, resources=resources, tables=tables)
+    states = BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time)
+    routing_metrics = RoutingMetrics(registry, states, tables)
     state = _State(
         instance_id=uuid.uuid4().hex,
         channel=channel,
         token=token,
         registry=registry,
-        tables=TableHolder(),
-        resources=ResourceCache(),
-        states=BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time),
+        tables=tables,
+        resources=resources,
+        writer=writer,
+        states=states,
+        routing_metrics=routing_metrics,
+        stale=StaleEngines(writer=writer, resources=resources, tables=tables, metrics=routing_metrics),
         ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
@@ -217,9 +229,7 @@ async def _state(
         followed=followed,
         published=published,
         response_ids=ResponseIds(secrets.accepted),
-        usage=UsageBook(),
-        limiter=CallLimiter(clock=clock.now),
-        prices=PriceTable({pattern: price.resolved() for pattern, price in settings.prices.items()}),
+        accounts=open_accounts(PriceTable(settings.resolved_prices())),
         key_metrics=KeyMetrics(registry),
         session=session,
         keys=backend_keys,
@@ -236,21 +246,13 @@ async def _state(
         sockets=sockets,
     )
     return state, UsageSync(
-        channel=channel, instance_id=state.instance_id, usage=state.usage, limiter=state.limiter, clock=clock
+        channel=channel,
+        instance_id=state.instance_id,
+        usage=state.accounts.usage,
+        limiter=state.accounts.limiter,
+        budgets=state.accounts.budgets,
+        clock=state.accounts.clock,
     )
-
-
-async def _workers(
-    settings: LlmProxySettings, token: HeldToken, stack: AsyncExitStack
-) -> tuple[Siblings, WorkerSockets] | tuple[None, None]:
-    """Opens the connections to the other workers, and names this one's sockets; (None, None) with a single process."""
-    if not settings.workers_dir:
-        return None, None
-    folder = Path(settings.workers_dir)
-    siblings = await Siblings.open(
-        folder, own_index=settings.worker_index, count=settings.workers, token=token, stack=stack
-    )
-    return siblings, sockets_of(folder, settings.worker_index)
 
 
 async def _spool(
@@ -269,56 +271,51 @@ async def _spool(
 
 
 def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
-    traces = own_traces()
-    routing_metrics = RoutingMetrics(state.registry, state.states, state.tables)
     planner = CallPlanner(tables=state.tables, states=state.states, responses=StoredResponseRouter(state.response_ids))
     cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
     meter = Meter(
-        limiter=state.limiter,
-        usage=state.usage,
-        prices=state.prices,
+        accounts=state.accounts,
         project=settings.project,
         assumed_completion_tokens=settings.assumed_completion_tokens,
-        metrics=UsageMetrics(state.registry, state.usage),
+        metrics=UsageMetrics(state.registry, state.accounts.usage),
     )
     client = BackendClient(
-        session=state.session,
-        keys=state.keys,
-        silence_s=settings.read_timeout_s,
-        max_answer_bytes=settings.max_answer_bytes,
-    )
+        session=state.session, keys=state.keys,
+        silence_s=settings.read_timeout_s, max_answer_bytes=settings.max_answer_bytes,
+    )  # fmt: skip
+    limits = SendLimits(
+        deadline_s=settings.answer_deadline_s, queue_timeout_s=settings.queue_timeout_s,
+        max_waiting=settings.max_waiting_per_backend,
+    )  # fmt: skip
     sender = CallSender(
-        planner=planner,
-        client=client,
-        tables=state.tables,
-        states=state.states,
-        retry=RetryPolicy(deadline_s=settings.retry_deadline_s),
-        limits=SendLimits(
-            deadline_s=settings.answer_deadline_s,
-            queue_timeout_s=settings.queue_timeout_s,
-            max_waiting=settings.max_waiting_per_backend,
-        ),
-        metrics=routing_metrics,
-    )
+        planner=planner, client=client, tables=state.tables, states=state.states,
+        retry=RetryPolicy(deadline_s=settings.retry_deadline_s), limits=limits, metrics=state.routing_metrics,
+    )  # fmt: skip
     return CallPipeline(
         gate=Gate(
             tables=state.tables,
             queue=state.queue,
             guard=state.guard,
             meter=meter,
+            seats=state.states.seats,
             max_in_flight=settings.max_in_flight,
         ),
         guard=state.guard,
         tables=state.tables,
+        late_routes=LateRoutes(state.writer),
         planner=planner,
         sender=sender,
-        memory=AnswerMemory(cache, routing_metrics),
+        memory=AnswerMemory(cache, state.routing_metrics),
         recorder=CallRecorder(
             metrics=CallMetrics(state.registry, state.tables),
             ledger=state.ledger,
             queue=state.queue,
-            app_calls=AppCalls(tables=state.tables, prices=state.prices, buffer=state.app_calls),
-            traces=None if traces is None else CallTraces(traces),
+            app_calls=AppCalls(tables=state.tables, prices=state.accounts.prices, buffer=state.app_calls),
+            stale=state.stale,
+            traces=None if (traces := own_traces()) is None else CallTraces(traces),
+        ),
+        guards=CallGuards(
+            open_guards(settings.guards, state.session, state.registry), max_answer_bytes=settings.max_answer_bytes
         ),
         max_event_bytes=settings.max_answer_bytes,
     )
@@ -327,7 +324,7 @@ def _call_pipeline(settings: LlmProxySettings, state: _State) -> CallPipeline:
 def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) -> HttpApp:
     authenticator = HttpAuthenticator(
         verifier=state.followed.verifier,
-        failed_keys=FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic),
+        forged_keys=TokenBuckets.per_minute(settings.auth_failures_per_minute),
         metrics=state.key_metrics,
         dev_mode=settings.dev_mode,
         limits=state.limits,
@@ -338,20 +335,30 @@ def _http_app(settings: LlmProxySettings, state: _State, calls: CallPipeline) ->
         max_answer_bytes=settings.max_answer_bytes,
         deadline_s=settings.answer_deadline_s,
     )
+    passed_on = PassedOnClient(
+        session=state.session,
+        keys=state.keys,
+        max_answer_bytes=settings.max_answer_bytes,
+        deadline_s=settings.answer_deadline_s,
+    )
     return HttpApp(
         authenticator=authenticator,
         attempts=AttemptCache(state.checks),
         calls=calls,
         stored=StoredResponses(ids=state.response_ids, client=stored, tables=state.tables, guard=state.guard),
-        buffer=state.buffer,
-        limits=RequestLimits(max_bytes=settings.max_request_bytes, timeout_s=settings.request_timeout_s),
+        passed_on=PassedOn(
+            settings.pass_on, client=passed_on, tables=state.tables, states=state.states, gate=calls.gate
+        ),
+        limits=RequestLimits(
+            max_bytes=settings.max_request_bytes, timeout_s=settings.request_timeout_s, buffer=state.buffer
+        ),
         tables=state.tables,
     )
 
 
 def _http_server(settings: LlmProxySettings, state: _State, app: HttpApp) -> HttpServer:
     return HttpServer(
-        app=app,
+        app=Cors(app, settings.origins()) if settings.cors_origins else app,
         listener=bind(settings.host, settings.http_port, shared=state.sockets is not None),
         grace_s=settings.drain_grace_s,
         tls=settings.own_tls(),
@@ -372,25 +379,18 @@ def _operator_server(settings: LlmProxySettings, state: _State, app: HttpApp) ->
 def _rpc_server(
     settings: LlmProxySettings, state: _State, completions: CompletionServicer, draining: asyncio.Event
 ) -> RpcServer:
-    writer = ResourceWriter(
-        channel=state.channel, project=settings.project, resources=state.resources, tables=state.tables
-    )
-    changing = asyncio.Lock()
     routes = RouteServicer(
-        resources=state.resources, tables=state.tables, writer=writer, changing=changing, draining=draining
-    )
+        writer=state.writer, metrics=state.routing_metrics,
+        draining=draining, max_of_project=settings.project_max_routes,
+    )  # fmt: skip
     backends = BackendServicer(
-        resources=state.resources,
-        tables=state.tables,
-        writer=writer,
-        states=state.states,
-        changing=changing,
-        instance_id=state.instance_id,
-        siblings=state.siblings,
-    )
+        resources=state.resources, tables=state.tables, writer=state.writer, states=state.states,
+        instance_id=state.instance_id, siblings=state.siblings,
+    )  # fmt: skip
     captures = CaptureServicer(
-        ledger=state.ledger, queue=state.queue, instance_id=state.instance_id, siblings=state.siblings
-    )
+        ledger=state.ledger, queue=state.queue, seats=state.states.seats,
+        instance_id=state.instance_id, siblings=state.siblings,
+    )  # fmt: skip
 
     def register(server: grpc.aio.Server) -> None:
         route_service_pb2_grpc.add_RouteServiceServicer_to_server(routes, server)
@@ -430,19 +430,20 @@ def _roles(
             queue=state.queue,
             ledger=state.ledger,
             shipper=SpanShipper(
-                channel=state.channel, codec=SpanCodec(instance_id=state.instance_id, prices=state.prices)
+                channel=state.channel, codec=SpanCodec(instance_id=state.instance_id, prices=state.accounts.prices)
             ),
             spool=spool,
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
+        "stale-engines": state.stale,
         "recording-delivery": RecordingDelivery(buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY),
         "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),
         "backend-key-watch": state.key_watch,
         "attempt-watch": AttemptWatch(guard=state.guard, checks=state.checks, metrics=state.key_metrics),
         "health-probe": HealthProbe(
-            session=state.session, tables=state.tables, states=state.states,
-            interval_s=settings.health_interval_s, timeout_s=settings.health_timeout_s,
+            session=state.session, tables=state.tables, states=state.states, interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s, cache_share=settings.worker_cache_share, keys=state.keys,
         ),
     }  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, TypeAdapter, ValidationError, model_validator
 
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen.secret_names import VENDORS
+from fulmen_llm_proxy.apis.registry import BY_PATH
 from fulmen_llm_proxy.limits.prices import Price
 from fulmen_service_kit.security.secret import SigningKeys, problem_of, split_keys
 from fulmen_service_kit.settings import ServiceSettings, settings_config
@@ -44,7 +47,71 @@ class BackendKey(BaseModel):
     hosts: tuple[str, ...] = Field(min_length=1)
 
 
+_ORIGIN = re.compile(r"\*|https?://[^\s/?#,@]+")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+class PassedPath(BaseModel):
+    """Where the requests of a path are passed on to, and for which projects; without any, for all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str = Field(min_length=1, max_length=63)
+    projects: tuple[str, ...] = ()
+
+
+class GuardSettings(BaseModel):
+    """A guard: a webhook or a function that judges calls."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9_-]{1,32}$")
+    url: str = Field(default="", pattern=r"^(https?://[^\s]+)?$")
+    entry_point: str = ""
+    phases: tuple[Literal["before", "after"], ...] = Field(default=("before",), min_length=1)
+    deadline_s: float = Field(default=1.0, gt=0, le=60)
+    on_failure: Literal["refuse", "allow"] = "refuse"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.url) == bool(self.entry_point):
+            raise ValueError(f"guard {self.name} needs either a url or an entry_point")
+        return self
+
+
+_PASSED_PATH = re.compile(r"/v1(/[a-z0-9_-]{1,64}){1,4}")
+_OWN_PATHS = ("/v1/models", "/v1/responses")
+"""Paths that the proxy serves with all that is below them."""
+
+
 _BACKEND_KEYS = TypeAdapter(dict[str, BackendKey], config=ConfigDict(hide_input_in_errors=True))
+
+
+_PRICES = TypeAdapter(dict[str, ModelPrice])
+_MAX_PRICE_BYTES = 16 * 1024 * 1024
+
+
+def _read_prices(path: str) -> dict[str, ModelPrice]:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_PRICE_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"price_file: {path} cannot be read: {error.strerror}") from None
+    if len(content) > _MAX_PRICE_BYTES:
+        raise ValueError(f"price_file: {path} has more than {_MAX_PRICE_BYTES} bytes")
+    try:
+        return _PRICES.validate_json(content)
+    except ValidationError as error:
+        found = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:_MAX_PROBLEMS]
+        )
+        raise ValueError(f"price_file: {path}: {found}") from None
+
+
+_MAX_PROBLEMS = 20
 
 
 class LlmProxySettings(ServiceSettings):
@@ -52,6 +119,7 @@ class LlmProxySettings(ServiceSettings):
 
     model_config = settings_config("FULMEN_LLM_PROXY_")
     service_name: ClassVar[str] = "llm_proxy"
+    _filed_prices: dict[str, ModelPrice] = PrivateAttr(default_factory=dict)
 
     port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 picks a free one.")
     http_port: int = Field(default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 picks a free one.")
@@ -93,6 +161,13 @@ class LlmProxySettings(ServiceSettings):
         le=1_000_000,
         description="Calls of a project at the same time in this process, less than `max_in_flight`. 0: no limit.",
     )
+    project_max_routes: int = Field(
+        default=64,
+        ge=1,
+        le=1_000_000,
+        description="Model names of a project, which its training runs use up: each adapter of a policy is one. A run that needs"
+        " more fails with RESOURCE_EXHAUSTED. Routes of the operator do not count.",
+    )
     vendors: str = Field(
         default="",
         max_length=256,
@@ -100,6 +175,19 @@ class LlmProxySettings(ServiceSettings):
         " OPENAI_API_KEY, sent to api.openai.com only. A key of the same name in `backend_keys` or in the store wins. Known: "
         + ", ".join(VENDORS)
         + ".",
+    )
+    pass_on: dict[str, PassedPath] = Field(
+        default_factory=dict,
+        description="Paths that the proxy does not serve itself, and the backend to which their requests are passed on unread, a "
+        'JSON object: `{"/v1/files": {"backend": "openai"}, "/v1/audio": {"backend": "openai", "projects": '
+        '["projects/team-a"]}}`; what is below a path belongs to it. Empty: other paths get 404.',
+    )
+    guards: list[GuardSettings] = Field(
+        default_factory=list,
+        max_length=16,
+        description='Checks of calls by code of your own, a JSON list, asked in order: `[{"name": "pii", "url": '
+        '"http://guard:8080/check", "phases": ["before", "after"], "deadline_s": 2, "on_failure": "refuse"}]`; in place of '
+        "`url` an `entry_point` of an installed package.",
     )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."
@@ -120,10 +208,20 @@ class LlmProxySettings(ServiceSettings):
     max_answer_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1024, description="Largest answer, and largest event of a stream, bytes."
     )
+    cors_origins: str = Field(
+        default="",
+        max_length=4096,
+        description="Origins whose web pages may call the model APIs from a browser, separated by commas, such as "
+        "`https://app.example.com`; `*` is any. Empty: none.",
+    )
     prices: dict[str, ModelPrice] = Field(
         default_factory=dict,
         description="Prices in US dollars per million tokens, a JSON object by model or `backend/model`; `*` is a wildcard: "
         '`{"gpt-*": {"input": 2.5, "cached_input": 1.25, "output": 10}}`. Models without a price cost nothing.',
+    )
+    price_file: str = Field(
+        default="",
+        description="File with more prices, a JSON object as of `prices`, which win; `fulmen proxy import-prices` makes one.",
     )
     assumed_completion_tokens: int = Field(
         default=1024,
@@ -140,7 +238,8 @@ class LlmProxySettings(ServiceSettings):
         default=30.0,
         ge=0,
         le=600,
-        description="Retry deadline of a call whose backend fails or refuses it, seconds; 0 disables retries.",
+        description="Retry deadline of a call whose backend fails or refuses it, seconds; at most nine tenths of the time that "
+        "the caller waits, 10 s if it does not say how long. 0 disables retries.",
     )
     answer_deadline_s: float = Field(
         default=900.0,
@@ -164,6 +263,13 @@ class LlmProxySettings(ServiceSettings):
         default=1024,
         ge=0,
         description="Maximum number of calls waiting for a slot of one backend; further calls get 429 at once.",
+    )
+    engine_cache_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=8,
+        description="Part of an engine's key-value cache that the attempts of this proxy may fill, while the others wait for "
+        "their turn: 1 divided by the number of proxies, more if prompts have much in common; 0 lets all call at once.",
     )
     recheck_s: float = Field(
         default=2.0,
@@ -208,6 +314,31 @@ class LlmProxySettings(ServiceSettings):
     )
 
     @model_validator(mode="after")
+    def _price_file_readable(self) -> Self:
+        self._filed_prices = _read_prices(self.price_file) if self.price_file else {}
+        return self
+
+    def resolved_prices(self) -> dict[str, Price]:
+        """Returns the prices of the file and of the setting, by pattern."""
+        return {pattern: price.resolved() for pattern, price in (self._filed_prices | self.prices).items()}
+
+    @model_validator(mode="after")
+    def _guards_named_once(self) -> Self:
+        names = [each.name for each in self.guards]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"guards: {', '.join(twice)} is named twice")
+        return self
+
+    @model_validator(mode="after")
+    def _passed_paths_free(self) -> Self:
+        for path in self.pass_on:
+            if not _PASSED_PATH.fullmatch(path):
+                raise ValueError(f"pass_on: {path!r} is not of the form {_PASSED_PATH.pattern}")
+            if path in BY_PATH or path.startswith(_OWN_PATHS):
+                raise ValueError(f"pass_on: the proxy serves {path} itself")
+        return self
+
+    @model_validator(mode="after")
     def _keyed(self) -> Self:
         keys = split_keys(self.attempt_key_secret.get_secret_value())
         if not keys and not self.dev_mode:
@@ -228,8 +359,19 @@ class LlmProxySettings(ServiceSettings):
                 raise ValueError(f"vendors: {VENDORS[name].variable} is not set")
         return self
 
+    @model_validator(mode="after")
+    def _origins_valid(self) -> Self:
+        wrong = [each for each in self.origins() if not _ORIGIN.fullmatch(each)]
+        if wrong:
+            raise ValueError(f"cors_origins: {', '.join(wrong)}: not of the form https://host or https://host:port")
+        return self
+
+    def origins(self) -> list[str]:
+        """Returns the setting `cors_origins` as a list."""
+        return _words(self.cors_origins)
+
     def _vendors(self) -> list[str]:
-        return [name.strip() for name in self.vendors.split(",") if name.strip()]
+        return _words(self.vendors)
 
     def vendors_backend_keys(self) -> dict[str, BackendKey]:
         """Returns the keys of vendors from their usual variables."""
@@ -247,6 +389,11 @@ class LlmProxySettings(ServiceSettings):
         """
         file = self._secret_files.get("backend_keys")
         return self.backend_keys if file is None else _BACKEND_KEYS.validate_json(file.content())
+
+    @property
+    def worker_cache_share(self) -> float:
+        """Part of an engine's cache that the attempts of one worker may fill."""
+        return self.engine_cache_share / self.workers
 
     def attempt_secrets(self) -> SigningKeys:
         """Returns the secrets of attempt keys, which follow their file."""

@@ -42,12 +42,11 @@ from fulmen_runner.agents.venvs.venvs import VenvMetrics, Venvs
 from fulmen_runner.attempts.captures import CaptureClient, ProxyCaptures
 from fulmen_runner.attempts.drain import Drain
 from fulmen_runner.attempts.executor import AttemptExecutor, Captures, traced
-from fulmen_runner.attempts.hooks import AttemptHooks
+from fulmen_runner.attempts.hooks import AttemptHooks, load_hooks
 from fulmen_runner.attempts.pool import AttemptPool
 from fulmen_runner.attempts.session import LeaseSession
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
-from fulmen_runner.hooks.loading import load_hooks
 from fulmen_runner.leases.guard import LeaseGuard, store_dialler
 from fulmen_runner.leases.stream import LeaseStream, RunnerIdentity
 from fulmen_runner.metrics import HookMetrics, RunnerMetrics

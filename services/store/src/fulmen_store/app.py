@@ -31,11 +31,11 @@ from fulmen_service_kit.lifecycle import Role, ServiceParts
 from fulmen_service_kit.observability.own_traces import own_traces
 from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.keys import StoreKeys
+from fulmen_service_kit.security.own_token import OwnToken
 from fulmen_service_kit.security.permissions import SCALER
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
-from fulmen_service_kit.security.tokens import OwnToken, TokenSigner, TokenVerifier
-from fulmen_service_kit.security.tokens import Role as TokenRole
+from fulmen_service_kit.security.tokens import TokenSigner, TokenVerifier
 from fulmen_service_kit.settings import ServiceSettings
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database, connect
@@ -50,6 +50,7 @@ from fulmen_store.leases.table import AttemptCheckTable, OverdueTable, PgLeaseTa
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.projects.projects import ProjectFollower, Projects
+from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
 from fulmen_store.projects.table import ProjectTable, TokenTable
 from fulmen_store.projects.tokens import Tokens
 from fulmen_store.replicas.live_replicas import LiveReplicas
@@ -63,10 +64,13 @@ from fulmen_store.resources.lifetimes import ExpiringVersions
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import GarbageTable, ResourceTable
 from fulmen_store.resources.watch import ResourceWatcher
-from fulmen_store.retention.retention import CallRetention, Maintenance, Retention, UsageRetention
+from fulmen_store.retention.retention import AgeRetention, CallRetention, Maintenance, Retention, UsageRetention
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
+from fulmen_store.rollouts.changes import ChangeTable, QueueChanges
 from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.deletion import Deletion, DeletionTable
 from fulmen_store.rollouts.feed import FeedFollower
+from fulmen_store.rollouts.feed_watch import FeedWatch
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import FeedTable, RolloutTable
@@ -143,7 +147,6 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     database = await _open_database(settings, stack)
     keys = StoreKeys(settings.signing_keys())
     queue = _Queue(database, settings, keys, stack)
-    await queue.maintenance.run_once()
     verifier = TokenVerifier(keys, revoked=queue.revoked, clock=database.clock, runs=AttemptCheckTable(database).runs)
     services = _Services(queue, database, settings, keys=keys, verifier=verifier)
     server = build_server(settings, verifier=verifier, service_names=SERVICE_NAMES, register=services.register)
@@ -174,7 +177,10 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
 async def _open_database(settings: StoreSettings, stack: AsyncExitStack) -> Database:
     dsn = settings.database_url.get_secret_value()
     database = await connect(
-        dsn, connections=settings.database_connections, start_limit_s=settings.database_start_limit_s
+        dsn,
+        connections=settings.database_connections,
+        start_limit_s=settings.database_start_limit_s,
+        standby_dsn=settings.standby_url.get_secret_value(),
     )
     stack.push_async_callback(database.close)
     if settings.auto_migrate:
@@ -209,57 +215,44 @@ class _Queue:
         self.durations = DurationTracker(durations)
         self.stats = StatsCache(stats)
         self.dispatcher = Dispatcher(
-            table=leases,
-            streams=streams,
-            events=events,
-            poll_interval_s=settings.poll_interval_s,
-            replicas=replicas,
-            durations=self.durations,
-            metrics=metrics,
-        )
+            table=leases, streams=streams, events=events, poll_interval_s=settings.poll_interval_s,
+            replicas=replicas, durations=self.durations, metrics=metrics,
+        )  # fmt: skip
         # Leases: how attempts end, and the sessions that hold leases.
         self.ends = AttemptEnds(table=leases, events=events, metrics=metrics)
         self.returner = LeaseReturner(self.ends)
         self.updates = updates = SessionUpdates()
         self.sessions = Sessions(
-            sessions=sessions,
-            leases=leases,
-            streams=streams,
-            updates=updates,
-            ends=self.ends,
-            events=events,
+            sessions=sessions, leases=leases, streams=streams, updates=updates, ends=self.ends, events=events,
             lease_ttl_s=lease_ttl_s,
-        )
+        )  # fmt: skip
         # Rollouts: creation and cancellation.
         self.rollouts = Rollouts(
-            table=rollouts,
-            versions=ExpiringVersions(self.resource_table),
-            quotas=QueueQuotas(stats),
-            dispatcher=self.dispatcher,
-            events=events,
-            cancel_grace_s=settings.cancel_grace_s,
-            metrics=metrics,
-        )
+            table=rollouts, versions=ExpiringVersions(self.resource_table), quotas=QueueQuotas(stats),
+            dispatcher=self.dispatcher, events=events, cancel_grace_s=settings.cancel_grace_s, metrics=metrics,
+        )  # fmt: skip
+        self.feed_table = FeedTable(database)
+        self.feed_watch = FeedWatch(table=self.feed_table, poll_interval_s=settings.poll_interval_s)
         # Runners and replicas.
         self.runners = RunnerTable(database, project_names)
         self.fleet = FleetWatcher(table=self.runners)
         self.demand = FleetDemand(table=DemandTable(database), durations=durations)
-        own_token = OwnToken(self.signer, TokenRole.SERVICE, subject="store-replica", project=ALL_PROJECTS)
+        own_token = OwnToken(self.signer, subject="store-replica", project=ALL_PROJECTS)
         peers = PeerClient(own_token, tls=settings.sibling_tls())
         stack.push_async_callback(peers.close)
         self.sender = NotificationSender(
             replicas=replicas, client=peers, streams=streams, projects=project_names, enabled=settings.notify_peers
         )
         self.receiver = NotificationReceiver(
-            dispatcher=self.dispatcher, wakeups=wakeups, leases=leases, streams=streams
+            dispatcher=self.dispatcher, feed=self.feed_watch, wakeups=wakeups, leases=leases, streams=streams
         )
-        self.maintenance = Maintenance(table=UpkeepTable(database))
         self._subscribe(database)
         self.roles: dict[str, Role] = {
             "create-committer": self.rollouts.creations,
             "end-committer": self.ends.committer,
             "session-lookups": self.sessions.lookups,
             "dispatcher": self.dispatcher,
+            "feed-watch": self.feed_watch,
             "durations": self.durations,
             "hedger": Hedger(table=leases, dispatcher=self.dispatcher, durations=self.durations),
             "lease-returner": self.returner,
@@ -280,7 +273,7 @@ class _Queue:
             "fleet-watcher": self.fleet,
             "fleet-demand": self.demand,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
-            "maintenance": self.maintenance,
+            "maintenance": Maintenance(table=UpkeepTable(database)),
             "project-follower": ProjectFollower(leases, self.dispatcher, wakeups, metrics),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
@@ -296,13 +289,15 @@ class _Queue:
         if self.traces is not None:
             events.attempts_ended.subscribe(self.traces.ended)
         events.leases_undelivered.subscribe(self.returner.release)
-        events.projects_finished.subscribe(self.wakeups.announce_finished)
+        events.projects_finished.subscribe(self.feed_watch.hint)
+        events.projects_finished.subscribe(self.sender.rollouts_finished)
         events.work_ready.subscribe(self.dispatcher.offer)
         events.work_unmatched.subscribe(self.sender.work_unmatched)
         events.session_notices.subscribe(self.sender.send_each)
         self.wakeups.announced.subscribe(self.sender.announced)
         metrics.watch_database(lambda: int(database.is_writable))
         metrics.watch_demand(self.demand.shown)
+        metrics.watch_feed(lambda: self.feed_watch.lag_s)
         metrics.watch_queue(
             known=lambda: len(self.dispatcher),
             credit=self.streams.open_credit,
@@ -326,18 +321,18 @@ class _Services:
     ) -> None:
         self._settings, self._database = settings, database
         stopping, poll_s = queue.stopping, settings.poll_interval_s
-        wakeups, rollouts, usage = queue.wakeups, queue.rollout_table, UsageTable(database)
-        projects, tokens = ProjectTable(database), TokenTable(database)
+        wakeups, rollouts, lists = queue.wakeups, queue.rollout_table, RolloutLists(database, queue.project_names)
+        usage, projects, tokens = UsageTable(database), ProjectTable(database), TokenTable(database)
+        blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
+        deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=blobs)
         self.rollouts = RolloutService(
-            rollouts=queue.rollouts,
-            table=rollouts,
-            lists=RolloutLists(database, queue.project_names),
+            rollouts=queue.rollouts, table=rollouts, lists=lists,
+            changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
+            deletion=deletion,
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
-            feed=FeedFollower(table=FeedTable(database), wakeups=wakeups, poll_interval_s=poll_s),
-            dispatcher=queue.dispatcher,
-            stats=queue.stats,
-            stopping=stopping,
-        )
+            feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
+            dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
+        )  # fmt: skip
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
             checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
@@ -354,7 +349,7 @@ class _Services:
         self.projects = ProjectService(
             projects=Projects(table=projects, wakeups=wakeups),
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
-            table=projects, token_table=tokens, verifier=verifier, keys=keys,
+            table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
         )  # fmt: skip
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
@@ -368,7 +363,6 @@ class _Services:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
-        blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
             table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
@@ -383,9 +377,13 @@ class _Services:
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
+            "age-retention": AgeRetention(table=UpkeepTable(database)),
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
             "secret-resealer": resealer,
+            "project-remover": ProjectRemover(
+                projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
+            ),
         }
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -437,6 +435,7 @@ async def _drain(queue: _Queue, membership: MembershipRenewer) -> None:
     """Leaves the other replicas, sends drain notices to watchers and runners, and waits until the runners have left."""
     queue.stopping.set()
     queue.wakeups.announce_all()
+    queue.feed_watch.wake_all()
     queue.streams.send_each([(stream.session_id, Drained()) for stream in queue.streams.all_open()])
     await membership.leave()
     while len(queue.streams):  # noqa: ASYNC110  # the lifecycle bounds the wait

@@ -199,6 +199,15 @@ class StoreMetrics:
                 f"fulmen.store.demand.{name}", callbacks=[observer(read)], unit=unit, description=text
             )
 
+    def watch_feed(self, lag_s: Callable[[], float]) -> None:
+        """Reports, at every scrape, how long ended rollouts are hidden from those who watch the feed."""
+        self._meter.create_observable_gauge(
+            "fulmen.store.feed.lag",
+            callbacks=[_observer(lag_s)],
+            unit="s",
+            description="For how long the oldest ended rollout waits until watchers of the feed may see it; 0 without watchers.",
+        )
+
     def watch_database(self, is_up: Callable[[], int]) -> None:
         """Reports, at every scrape, whether PostgreSQL is there."""
         self._meter.create_observable_gauge(
@@ -208,7 +217,7 @@ class StoreMetrics:
         )
 
 
-def _observer(read: Callable[[], int]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+def _observer(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def observe(_options: CallbackOptions) -> Iterable[Observation]:
         return [Observation(read())]
 

@@ -24,6 +24,11 @@ class StoreSettings(KeyHolderSettings):
     metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0: a free one.")
     http_port: int = Field(default=7103, ge=0, le=65535, description="Port of OTLP over HTTP; 0 takes a free one.")
     database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may hold a password. Secret.")
+    standby_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="URL of a streaming standby of the database, which answers lists and reports; the primary does while "
+        "it is away or late. Secret.",
+    )
     auto_migrate: bool = Field(
         default=True,
         description="`serve` brings the schema up to date before it serves, as `migrate` does without `--post`.",

@@ -223,3 +223,11 @@ async def test_the_client_of_azure_may_be_pointed_at_the_proxy(world: VendorWorl
             await agent.images.generate(model=GPT, prompt="x")
     assert answer.choices[0].message.content == response.output_text == "You said: hello"
     assert embedded.data[0].embedding == EMBEDDING
+
+
+async def test_the_end_of_a_calls_arguments_names_the_function(world: VendorWorld) -> None:
+    tools: Any = [{"type": "function", "name": "calculate", "parameters": {"type": "object"}, "strict": False}]
+    async with world.openai_agent() as agent:
+        stream = await agent.responses.create(model=CHAT_ONLY, input="hello", tools=tools, stream=True, store=False)
+        ended = [event async for event in stream if event.type == "response.function_call_arguments.done"]
+    assert [event.name for event in ended] == ["calculate"]

@@ -14,7 +14,6 @@ from fulmen_service_kit.security.tokens import Role
 from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.llm_proxy.waits import until_refused
-from tests.support.postgres import shared_server
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, create_project, running_store
 
 DEADLINE_S = 60
@@ -22,13 +21,10 @@ AGAIN = rollout_pb2.RolloutPolicy(max_attempts=3, retry_on=[failure_pb2.FAILURE_
 
 
 @pytest.fixture
-async def real_store() -> AsyncIterator[StoreHandle]:
+async def real_store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a store on PostgreSQL."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    async with running_store(dsn) as handle:
+    async with running_store(database_url) as handle:
         yield handle
-    server.drop(dsn)
 
 
 @pytest.fixture

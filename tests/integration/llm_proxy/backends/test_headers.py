@@ -29,6 +29,7 @@ MAY_REACH_A_BACKEND = {
 MAY_REACH_A_CALLER = {
     "content-type", "content-length", "date", "cache-control", "transfer-encoding", "x-fulmen-error-source",
     "x-request-id", "retry-after", "x-ratelimit-remaining-tokens",
+    "x-fulmen-request-id", "x-fulmen-backend", "x-fulmen-tries", "x-fulmen-attempt",
 }  # fmt: skip
 SENT = {
     "Cookie": "session=secret",

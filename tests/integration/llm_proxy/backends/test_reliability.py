@@ -29,10 +29,10 @@ async def a_key_of(proxy: RunningProxy, at: ScriptedBackend, **fields: Any) -> s
 
 
 async def test_a_backend_that_cannot_be_reached_costs_no_call_and_is_soon_left_alone(store: FakeStore) -> None:
-    async with a_pair(store, "answer") as (proxy, _, well):
+    async with a_pair(store, "answer", recheck_s=300) as (proxy, _, well):
         await proxy.register("gone", "http://127.0.0.1:9/v1")
         await put(proxy, target("gone"), target("well"))
-        # Half of the attempts begin at each: with 64, that fewer than three begin at the dead one does not happen.
+        # Attempts begin where the fewest are, so every other one at the dead one until it is left alone.
         for _ in range(64):
             assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
         assert len(well.received) == 64
@@ -129,7 +129,7 @@ async def test_retry_after_is_waited_for(proxy: RunningProxy, backend: Backend) 
 
 
 async def test_fallbacks_answer_in_order_when_no_target_can(store: FakeStore) -> None:
-    async with a_pair(store, "answer") as (proxy, _, well):
+    async with a_pair(store, "answer", recheck_s=300) as (proxy, _, well):
         await proxy.register("gone", "http://127.0.0.1:9/v1")
         await put(proxy, target("well", policy=""), model="spare")
         await put(proxy, target("gone", policy=""), model="first", fallbacks=["routes/nowhere", "routes/spare"])
@@ -218,14 +218,16 @@ async def test_probes_open_and_half_open_the_breaker_and_calls_close_it(store: F
         odd.health = 200
         while (await proxy.health("odd")).breaker != backend_pb2.BREAKER_STATE_HALF_OPEN:
             await odd.next_probe()
-        before = odd.calls
-        for _ in range(2):
-            assert (await proxy.chat(key))[0] == 200
-        assert odd.calls == before + 2
+        before, kept = odd.calls, len(well.received)
+        assert (await proxy.chat(key))[0] == 200
+        assert (odd.calls, len(well.received)) == (before, kept + 1)  # it stays where it has gone
+        for _ in range(4):
+            assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
+        assert odd.calls >= before + 2
         assert (await proxy.health("odd")).breaker == backend_pb2.BREAKER_STATE_CLOSED
 
 
-async def test_a_saturated_engine_is_left_and_its_load_is_told(store: FakeStore) -> None:
+async def test_a_saturated_engine_gets_no_new_attempt_and_its_load_is_told(store: FakeStore) -> None:
     async with a_pair(store, "answer", health_interval_s=0.05) as (proxy, odd, well):
         await proxy.register("odd", odd.url, engine=backend_pb2.ENGINE_VLLM)
         key = await a_key_of(proxy, odd)
@@ -237,8 +239,11 @@ async def test_a_saturated_engine_is_left_and_its_load_is_told(store: FakeStore)
         while (seen := await proxy.health("odd")).engine_waiting_count != 25:
             await odd.next_probe()
         before = len(well.received)
+        for _ in range(3):
+            assert (await proxy.chat(proxy.attempt()[1]))[0] == 200
+        assert len(well.received) == before + 3
         assert (await proxy.chat(key))[0] == 200
-        assert len(well.received) == before + 1
+        assert len(well.received) == before + 3
     assert seen.engine_cache_usage == 0.5
 
 

@@ -50,7 +50,7 @@ Agent Lightning 0.3 and 1.0
   test_retry::test_fallbacks_come_in_order_once_every_replica_was_tried_and_then_all_again
 - the version is that of the choice, not that of the sampling
   -> test_policy_versions::test_a_stream_records_which_tokens_came_before_and_after_a_promotion,
-  test_capture::test_a_version_change_within_an_answer_is_recorded_per_token_range,
+  test_policy_versions::test_what_the_backend_says_of_its_versions_has_precedence,
   test_holds::test_a_call_that_waited_is_recorded_with_the_version_that_was_promoted_meanwhile
 - state lives in one replica -> test_reliability::test_two_proxies_follow_a_change_and_keep_their_own_breakers,
   test_limits::test_two_proxies_hold_one_limit_of_requests_together,
@@ -67,12 +67,12 @@ Routers of vLLM and SGLang
 - the breaker trips on long generations
   -> test_reliability::test_a_long_answer_is_no_failure_and_goes_to_another_replica_when_its_time_is_over,
   test_breaker::test_failed_probes_do_not_count_while_calls_are_answered
-- a sticky hash pins a saturated engine -> test_balancing::test_no_replica_carries_more_than_its_bound,
-  test_reliability::test_a_saturated_engine_is_left_and_its_load_is_told
+- a sticky hash pins a saturated engine -> test_seats::test_new_attempts_sit_where_the_fewest_are_by_weight,
+  test_reliability::test_a_saturated_engine_gets_no_new_attempt_and_its_load_is_told
 - the sick worker gets everything, since it looks idle -> test_a_worker_that_refuses_at_once_does_not_draw_the_calls
 - a tree of prefixes grows without bound -> test_memory_does_not_grow_with_calls_however_they_end
 - unknown fields and token ids are lost by reading and writing again
-  -> test_capture::test_an_agent_that_asks_for_token_ids_logprobs_and_usage_gets_them,
+  -> test_exact_capture::test_a_whole_answer_is_captured_to_the_token_and_the_agents_bytes_are_those_of_a_call_without_capture,
   test_requests::test_the_capture_asks_for_ids_and_logprobs_and_keeps_everything_else,
   test_answers::test_an_answer_with_nothing_to_strip_passes_byte_for_byte
 - 40 ms of Nagle's algorithm -> test_known_defects_of_gateways::test_no_segment_waits_for_an_acknowledgement

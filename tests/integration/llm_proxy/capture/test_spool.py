@@ -19,7 +19,6 @@ from tests.support.llm_proxy.fake_store import FakeStore, batch_of
 from tests.support.llm_proxy.harness import MODEL, SIGNING_KEY, RunningProxy, running_proxy, target
 from tests.support.llm_proxy.proxy_process import ProxyProcess, new_attempt, proxy_process
 from tests.support.llm_proxy.waits import EARLY_S
-from tests.support.postgres import shared_server
 from tests.support.store import running as real
 
 DEADLINE_S = 90
@@ -52,14 +51,12 @@ def content_of(call: ModelCallRecord) -> str:
 
 @pytest.mark.long(short=True)
 async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_call_once_and_in_order(
-    tmp_path: Path,
+    tmp_path: Path, database_url: str
 ) -> None:
-    server = shared_server()
-    dsn = server.fresh_database()
     options = {"signing_key": real.SIGNING_KEY, "spool_dir": tmp_path / "spool"}
     ready = tmp_path / "ready.json"
     async with asyncio.timeout(DEADLINE_S), Backend() as backend:
-        async with real.running_store(dsn) as store:
+        async with real.running_store(database_url) as store:
             port = store.port
             names = await real.create(await store.stubs(), 2)
             await set_up(store.target, backend, signing_key=real.SIGNING_KEY)
@@ -80,13 +77,12 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
 
         async with proxy_process(f"127.0.0.1:{port}", ready, **options) as heir:
             unsent = await heir.flush(list(attempts), timeout=EARLY_S)
-            async with real.running_store(dsn, port=port) as store:
+            async with real.running_store(database_url, port=port) as store:
                 sent = await heir.flush(list(attempts), timeout=30)
                 await heir.until(RECORDS, 0)
                 stubs = await store.stubs()
                 stream = stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(parents=list(attempts)))
                 chunks = [chunk async for message in stream for chunk in message.chunks]
-    server.drop(dsn)
     assert (early.flushed, early.call_count) == (False, CALLS)
     assert [(one.flushed, one.call_count) for one in unsent] == [(False, CALLS)] * 2
     assert [(one.flushed, one.call_count, one.unusable_count) for one in sent] == [(True, CALLS, 0)] * 2

@@ -4,86 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2
 from fulmen.model_call import COST_ATTRIBUTE
-from fulmen.store.v1 import lease_pb2, project_service_pb2, span_service_pb2
+from fulmen.store.v1 import span_service_pb2
 from fulmen.store.v1 import usage_service_pb2 as usage_pb
-from fulmen.store.v1.model_limits_pb2 import CallLimits, ModelLimits
-from tests.support.llm_proxy.backend import Backend, prompt_ids_of, reply_to, token_ids_of
+from fulmen.store.v1.model_limits_pb2 import CallLimits
+from tests.support.llm_proxy.backend import Backend
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
+from tests.support.llm_proxy.limits_world import (
+    CALL_MICROS,
+    CALL_TOKENS,
+    COMPLETION_TOKENS,
+    HELLO,
+    PROMPT_TOKENS,
+    World,
+)
 from tests.support.llm_proxy.rogue_backend import CHAT, WHOLE, answers, response
 from tests.support.llm_proxy.rogue_world import NATIVE, request_of, rogue_world
-from tests.support.store.running import LIMIT_S, SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
-
-DEFAULT = "projects/default"
-HELLO = [{"role": "user", "content": "hello"}]
-PROMPT_TOKENS = len(prompt_ids_of(HELLO))
-COMPLETION_TOKENS = len(token_ids_of(reply_to(HELLO)))
-CALL_TOKENS = PROMPT_TOKENS + COMPLETION_TOKENS
-PRICES = {"byte-*": {"input": 2.0, "output": 8.0}}
-CALL_MICROS = 2 * PROMPT_TOKENS + 8 * COMPLETION_TOKENS
-
-
-@dataclass(kw_only=True)
-class World:
-    """A store, two proxies on it, a backend behind both, and an administrator."""
-
-    store: StoreHandle
-    stubs: Stubs
-    proxies: tuple[RunningProxy, RunningProxy]
-    backend: Backend
-    runner: Runner
-
-    async def attempt(self, **policy: Any) -> lease_pb2.Assignment:
-        """Returns a running attempt of a new rollout of the run `r`."""
-        await create(self.stubs, training_run="projects/default/trainingRuns/r", policy=policy)
-        (assignment,) = await self.runner.take(1)
-        return assignment
-
-    async def limit(self, **limits: Any) -> None:
-        """Sets the limits of the project, and returns when both proxies hold them."""
-        request = project_service_pb2.GetProjectRequest(name=DEFAULT)
-        project = (await self.stubs.projects.GetProject(request)).project
-        project.model_limits.CopyFrom(ModelLimits(**limits))
-        await self.stubs.projects.UpdateProject(project_service_pb2.UpdateProjectRequest(project=project))
-        await self.sync()
-
-    async def sync(self) -> None:
-        """Lets both proxies tell and hear everything, twice, so that each has heard what the other told."""
-        for _ in range(2):
-            for proxy in self.proxies:
-                await proxy.parts.roles["usage-sync"].sync()  # type: ignore[attr-defined]  # the role is one
-
-    async def usage(self, **selection: Any) -> dict[str, usage_pb.Usage]:
-        """Returns what the store counted, by group."""
-        answer = await self.stubs.usage.GetUsage(usage_pb.GetUsageRequest(**selection))
-        return {group.name: group.usage for group in answer.groups}
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    """Yields the world of these tests."""
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(running_store(database_url))
-        backend = await stack.enter_async_context(Backend())
-        settings = {"signing_key": SIGNING_KEY, "prices": PRICES, "assumed_completion_tokens": 0}
-        first, second = [await stack.enter_async_context(running_proxy(store.target, **settings)) for _ in range(2)]
-        await first.register("one", backend.url)
-        await first.put_route(target("one"))
-        async with asyncio.timeout(LIMIT_S):
-            while MODEL not in await _served(second):  # noqa: ASYNC110  # state of another replica
-                await asyncio.sleep(0.02)
-        stubs = await store.stubs()
-        runner = await Runner(stubs).open()
-        yield World(store=store, stubs=stubs, proxies=(first, second), backend=backend, runner=runner)
+from tests.support.store.running import LIMIT_S, SIGNING_KEY, running_store
 
 
 async def test_two_proxies_hold_one_limit_of_requests_together(world: World) -> None:
@@ -142,15 +85,6 @@ async def test_a_spent_token_budget_ends_an_attempts_calls_at_every_proxy(world:
     status, document = await second.chat(mine.attempt_key)
     assert (status, document["error"]["code"]) == (403, "token_budget_exceeded")
     assert (await second.chat(other.attempt_key))[0] == 200
-
-
-async def test_the_projects_budget_is_for_attempts_that_have_none(world: World) -> None:
-    await world.limit(attempt_token_budget=1)
-    plain, generous = await world.attempt(), await world.attempt(model_token_budget=10**6)
-    proxy, _ = world.proxies
-    for attempt, second_status in ((plain, 403), (generous, 200)):
-        assert (await proxy.chat(attempt.attempt_key))[0] == 200
-        assert (await proxy.chat(attempt.attempt_key))[0] == second_status
 
 
 async def test_a_backends_limit_is_held_for_all_projects_and_proxies(world: World) -> None:
@@ -269,12 +203,6 @@ async def _streamed(proxy: RunningProxy, key: str) -> bytes:
     headers = {"Authorization": f"Bearer {key}"}
     async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
         return await answer.read()
-
-
-async def _served(proxy: RunningProxy) -> str:
-    headers = {"Authorization": f"Bearer {proxy.attempt()[1]}"}
-    async with proxy.http.get(f"{proxy.url}/models", headers=headers) as answer:
-        return await answer.text()
 
 
 async def _backend(proxy: RunningProxy) -> backend_pb2.Backend:

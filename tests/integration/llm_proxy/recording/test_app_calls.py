@@ -26,7 +26,6 @@ from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.llm_proxy.pair import a_pair, put, stream
 from tests.support.llm_proxy.waits import eventually
-from tests.support.postgres import shared_server
 from tests.support.store.running import SIGNING_KEY, StoreHandle, create_project, running_store
 
 SECRETS = ("alice@example.org", "sk-abcdefghijklmnopqrstuvwx", "4111 1111 1111 1111")
@@ -34,13 +33,10 @@ EVERYTHING = route_pb2.Recording(sample_rate=1.0)
 
 
 @pytest.fixture
-async def real_store() -> AsyncIterator[StoreHandle]:
+async def real_store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a store on PostgreSQL."""
-    server = shared_server()
-    dsn = server.fresh_database()
-    async with running_store(dsn) as handle:
+    async with running_store(database_url) as handle:
         yield handle
-    server.drop(dsn)
 
 
 @pytest.fixture
@@ -201,11 +197,11 @@ async def test_a_call_that_is_too_large_takes_too_long_or_is_odd_is_answered_dro
     assert proxy.metric("recorded_calls_total") == 1
 
 
-async def test_calls_made_while_the_store_is_away_are_recorded_when_it_is_back(backend: Backend) -> None:
-    server = shared_server()
-    dsn = server.fresh_database()
+async def test_calls_made_while_the_store_is_away_are_recorded_when_it_is_back(
+    backend: Backend, database_url: str
+) -> None:
     async with AsyncExitStack() as proxies:
-        async with running_store(dsn) as store:
+        async with running_store(database_url) as store:
             port = store.port
             proxy = await proxies.enter_async_context(
                 running_proxy(store.target, backend_url=backend.url, signing_key=SIGNING_KEY)
@@ -215,10 +211,9 @@ async def test_calls_made_while_the_store_is_away_are_recorded_when_it_is_back(b
             await recorded(store, 1)
         for number in range(3):
             assert (await proxy.chat(app_key(proxy), f"away {number}"))[0] == 200
-        async with running_store(dsn, port=port) as store:
+        async with running_store(database_url, port=port) as store:
             assert len(await recorded(store, 4)) == 4
             assert proxy.metric("recorded_calls_total") == 4
-    server.drop(dsn)
 
 
 async def test_without_a_store_calls_are_answered_and_the_buffer_stays_bounded(store: FakeStore) -> None:

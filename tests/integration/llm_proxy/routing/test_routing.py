@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from fulmen.errors import (
     ArgumentInvalid,
@@ -104,8 +105,8 @@ async def test_refusals_and_broken_connections_are_retried_before_the_first_byte
     backend.switches.drop_next = 2
     assert (await proxy.chat(key))[0] == 200
     assert len(backend.received) == 6
-    backend.switches.refusals.append(500)
-    assert (await proxy.chat(key))[0] == 500
+    backend.switches.refusals.append(501)
+    assert (await proxy.chat(key))[0] == 501
     assert len(backend.received) == 7
     backend.switches.cut_after_events = 3
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -167,6 +168,19 @@ async def test_a_promotion_changes_the_version_of_every_route_of_the_policy_and_
         await proxy.routes.RollbackRoute(route_service_pb2.RollbackRouteRequest(name="routes/second", version=9))
 
 
+async def test_a_promotion_of_a_lower_version_is_told(proxy: RunningProxy) -> None:
+    request = route_service_pb2.PromoteVersionRequest(policy=POLICY, policy_version=5)
+    for version, replaced in ((5, 0), (5, 0), (3, 5), (4, 0)):
+        request.policy_version = version
+        with structlog.testing.capture_logs() as logs:
+            assert (await proxy.routes.PromoteVersion(request)).replaced_version == replaced
+        told = [each for each in logs if each["event"] == "lower_version_promoted"]
+        assert [(each["version"], each["replaced_version"]) for each in told] == (
+            [(version, replaced)] if replaced else []
+        )
+    assert proxy.metric("lower_promotions_total") == 1
+
+
 async def test_a_promotion_at_one_backend_leaves_targets_of_others(proxy: RunningProxy) -> None:
     await proxy.register("other", "http://127.0.0.1:1/v1")
     route = await proxy.put_route(target("one", version=1), target("other", version=1), model="second")
@@ -222,6 +236,45 @@ async def test_a_replica_that_is_behind_acts_on_what_another_has_just_published(
         await proxy.register("unused", "http://127.0.0.1:1/v1")
         await behind.backends.DeleteBackend(backend_service_pb2.DeleteBackendRequest(name="backends/unused"))
         assert store.versions["backend.unused"][-1].content == b""
+
+
+async def test_a_route_that_another_replica_has_just_published_is_served_at_once(
+    proxy: RunningProxy, store: FakeStore
+) -> None:
+    known = set(store.watchers)
+    async with asyncio.timeout(DEADLINE_S), running_proxy(store.target) as behind:
+        while not store.watchers - known:  # noqa: ASYNC110  (the double tells nobody)
+            await asyncio.sleep(0.01)
+        store.slow = store.watchers - known
+        _, key = behind.attempt()
+        assert (await behind.chat(key, model="new"))[0] == 404
+        await proxy.put_route(target("one"), model="new")
+        answers = await asyncio.gather(*(behind.chat(key, model="new") for _ in range(20)))
+        assert [status for status, _ in answers] == [200] * 20
+        await proxy.put_route(target("one"), model="newer")
+        headers = {"Authorization": f"Bearer {key}"}
+        async with behind.http.get(f"{behind.url}/models/newer", headers=headers) as answer:
+            assert answer.status == 200
+
+
+async def test_a_conversation_that_nobody_names_stays_with_its_variant(proxy: RunningProxy, backend: Backend) -> None:
+    app = proxy.signer.issue(Role.CLIENT, subject="app", ttl_s=600)
+    async with asyncio.timeout(DEADLINE_S), Backend() as canary:
+        await proxy.register("two", canary.url)
+        await proxy.put_route(target("one", weight=1), target("two", version=2, weight=1))
+        went: list[set[bool]] = []
+        for number in range(20):
+            messages = [{"role": "user", "content": f"question {number}"}]
+            places = set()
+            for _ in range(4):
+                before = len(canary.received)
+                status, answer = await proxy.chat(app, messages=messages)
+                assert status == 200
+                places.add(len(canary.received) > before)
+                messages += [answer["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+            went.append(places)
+    assert sorted(map(len, went)) == [1] * 20, "no conversation changes its variant"
+    assert set.union(*went) == {True, False}, "both variants have some"
 
 
 async def test_putting_the_same_route_again_changes_nothing(proxy: RunningProxy) -> None:

@@ -78,17 +78,6 @@ async def test_a_stream_gives_an_event_a_message_and_is_captured(
     assert len(store.spans(attempt)) == 2
 
 
-async def test_the_first_event_arrives_before_the_backend_sends_its_last(agent: Agent, backend: Backend) -> None:
-    _, stub = agent
-    backend.switches.gate = asyncio.Event()
-    call = stub.StreamComplete(stream(BODY), timeout=DEADLINE_S)
-    first = await call.read()
-    assert json.loads(first.event_json)["choices"][0]["delta"]["role"] == "assistant"
-    backend.switches.gate.set()
-    rest = [message async for message in call]
-    assert rest[-1].event_json == b"[DONE]"
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_cancelled_call_is_cancelled_at_the_backend_and_is_no_fault_of_the_proxy(
     proxy: RunningProxy, agent: Agent, backend: Backend, store: FakeStore, streamed: bool

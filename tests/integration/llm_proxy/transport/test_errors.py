@@ -48,7 +48,7 @@ async def test_a_path_that_is_not_served_says_what_is(proxy: RunningProxy, metho
 async def test_what_the_backend_refuses_is_passed_on_and_named(proxy: RunningProxy, backend: Backend) -> None:
     attempt, key = proxy.attempt()
     backend.switches.refusals.extend([400, 500, 429, 401])
-    backend.switches.retry_after = "3600"  # longer than any call waits: the 429 stands
+    backend.switches.retry_after = "3600"  # longer than any call waits: they stand
     headers = {"Authorization": f"Bearer {key}"}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     seen = []

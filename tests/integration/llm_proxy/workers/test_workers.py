@@ -92,6 +92,17 @@ def workers_of(proxy: ProxyProcess) -> list[psutil.Process]:
     return psutil.Process(proxy.process.pid).children()
 
 
+async def calls_at(backend: Backend, proxy: ProxyProcess, key: str) -> list[asyncio.Task[int]]:
+    """Begins a call on each connection; returns when the backend has all of them, which wait at its gate."""
+    backend.switches.gate = asyncio.Event()
+    while backend.arrived.locked() is False:
+        await backend.arrived.acquire()
+    calls = [asyncio.create_task(one_call(proxy, key)) for _ in range(CONNECTIONS)]
+    for _ in calls:
+        await backend.arrived.acquire()
+    return calls
+
+
 async def test_every_worker_takes_calls_and_any_of_them_flushes_and_counts_them_all(
     proxy: ProxyProcess, store: FakeStore
 ) -> None:
@@ -113,13 +124,8 @@ async def test_any_worker_tells_of_the_calls_that_all_of_them_have_at_a_backend(
     proxy: ProxyProcess, backend: Backend
 ) -> None:
     _, key = new_attempt()
-    backend.switches.gate = asyncio.Event()
     async with asyncio.timeout(DEADLINE_S):
-        while backend.arrived.locked() is False:
-            await backend.arrived.acquire()
-        calls = [asyncio.create_task(one_call(proxy, key)) for _ in range(CONNECTIONS)]
-        for _ in calls:
-            await backend.arrived.acquire()
+        calls = await calls_at(backend, proxy, key)
         for _ in range(WORKERS * 2):
             assert await in_flight(proxy) == CONNECTIONS
         backend.switches.gate.set()
@@ -161,13 +167,8 @@ async def test_a_stop_lets_every_worker_finish_and_leaves_no_process_behind(
 ) -> None:
     attempt, key = new_attempt()
     workers = workers_of(proxy)
-    backend.switches.gate = asyncio.Event()
     async with asyncio.timeout(DEADLINE_S):
-        while backend.arrived.locked() is False:
-            await backend.arrived.acquire()
-        calls = [asyncio.create_task(one_call(proxy, key)) for _ in range(CONNECTIONS)]
-        for _ in calls:
-            await backend.arrived.acquire()
+        calls = await calls_at(backend, proxy, key)
         proxy.process.send_signal(signal.SIGTERM)
         backend.switches.gate.set()
         assert set(await asyncio.gather(*calls)) == {200}

@@ -1,6 +1,5 @@
 """The edge of every rpc, over a real socket."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.rpc import edge
+from fulmen_service_kit.rpc.reads import Read
 from fulmen_service_kit.rpc.server import RpcServer, build_server
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
@@ -135,24 +135,27 @@ async def test_a_role_that_the_table_does_not_name_is_refused_and_an_admin_is_no
             await getattr(rpc.RolloutServiceStub(channel), rpc_name)(getattr(pb, f"{rpc_name}Request")())
 
 
-async def test_a_read_of_a_cancelled_stream_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: asyncio.Queue[bool] = asyncio.Queue()
+async def test_no_read_of_an_rpc_is_cancelled_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped: list[Any] = []
 
-    class Reads(set[asyncio.Future[Any]]):
-        def discard(self, reading: asyncio.Future[Any]) -> None:
-            super().discard(reading)
-            ended.put_nowait(reading.cancelled())
+    class Noted(Read[Any]):
+        """What it does is tested in `unit/service_kit/rpc/test_reads.py`."""
 
-    reads = Reads()
-    monkeypatch.setattr(edge, "abandoned", reads)
+        def __init__(self, read: Any) -> None:
+            wrapped.append(read)
+            super().__init__(read)
+
+    monkeypatch.setattr(edge, "Read", Noted)
     async with sample_stub() as stub:
         stream = stub.StreamCreateRollouts()
         await stream.write(pb.StreamCreateRolloutsRequest())
         await stream.read()
+        of_a_stream = len(wrapped)
         stream.cancel()
-        # grpcio frees what a read has allocated only if it is not cancelled.
-        assert await asyncio.wait_for(ended.get(), 30) is False
-    assert not reads
+        with pytest.raises(errors.InternalError):
+            await stub.GetRollout(pb.GetRolloutRequest())
+    assert of_a_stream >= 1
+    assert len(wrapped) > of_a_stream
 
 
 async def test_a_message_over_the_limit_is_refused_by_its_own_error() -> None:

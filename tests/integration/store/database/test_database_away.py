@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 import asyncpg
 import grpc.aio
@@ -117,7 +118,11 @@ async def test_a_killed_database_is_told_at_once_and_found_again(server: Postgre
 async def test_a_database_that_stands_still_keeps_nobody_waiting(server: PostgresServer, watched: Watched) -> None:
     _, outside = watched
     await outside.until(SERVING)
-    with _held_still(_family(server)):
+    with ExitStack() as still:
+        # What forks first: no connection is opened after the others are known.
+        still.enter_context(_held_still(_postmaster(server)))
+        for child in _postmaster(server).children(recursive=True):
+            still.enter_context(_held_still(child))
         under_way = [asyncio.create_task(outside.ask()) for _ in range(8)]
         for answer in await asyncio.gather(*under_way, return_exceptions=True):
             assert isinstance(answer, Unavailable)
@@ -133,7 +138,7 @@ async def test_a_postmaster_that_stands_still_does_not_matter_to_those_who_are_c
     _, outside = watched
     await outside.until(SERVING)
     await outside.ask()
-    with _held_still([_postmaster(server)]):
+    with _held_still(_postmaster(server)):
         for _ in range(5):
             await outside.ask()
         assert await outside.status(READINESS) == SERVING
@@ -252,23 +257,22 @@ async def _fill(server: PostgresServer, crowd: AsyncExitStack) -> None:
         return
 
 
-def _postmaster(server: PostgresServer) -> int:
+def _postmaster(server: PostgresServer) -> psutil.Process:
+    assert server.embedded is not None
     pid = server.embedded._postmaster_pid()
     assert pid is not None
-    return pid
-
-
-def _family(server: PostgresServer) -> list[int]:
-    postmaster = psutil.Process(_postmaster(server))
-    return [postmaster.pid, *(child.pid for child in postmaster.children(recursive=True))]
+    return psutil.Process(pid)
 
 
 @contextmanager
-def _held_still(pids: list[int]) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+def _held_still(process: psutil.Process) -> Iterator[None]:
+    """Stops a process, which has stopped when the block begins."""
+    os.kill(process.pid, signal.SIGSTOP)
     try:
+        until = time.monotonic() + LIMIT_S
+        while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+            assert time.monotonic() < until
+            time.sleep(0.001)
         yield
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+        os.kill(process.pid, signal.SIGCONT)

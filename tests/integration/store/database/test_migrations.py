@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,18 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from fulmen.ids import uuid7
 from fulmen_store.database.migrations import Migration, MigrationError, all_migrations, migrate
 from tests.support.postgres import shared_server
 from tests.support.store.process import StoreProcess
 from tests.support.store.running import LIMIT_S, create, running_store
 from tests.support.store.schema import catalog
+
+WAITS = """
+select exists (
+    select from pg_locks l join pg_database d on d.oid = l.database where d.datname = current_database() and not l.granted
+)
+"""
 
 
 @pytest.fixture
@@ -107,6 +116,52 @@ async def test_what_the_last_release_needs_is_taken_away_only_when_told(empty_ur
     tables = "select relname from pg_class where relkind = 'r' and relnamespace = 'public'::regnamespace"
     assert {row[0] for row in await connection.fetch(tables)} == {"schema_migration", "new"}
     await connection.close()
+
+
+async def test_what_lay_in_partitions_by_day_is_all_kept(empty_url: str) -> None:
+    await migrate(empty_url, migrations=[each for each in all_migrations() if each.number < 8])
+    connection = await asyncpg.connect(empty_url)
+    today = datetime.datetime.now(datetime.UTC).date()
+    await connection.execute("call create_day_partitions($1)", today)
+    # The second one is of a day that has no partition.
+    ids = [uuid7(), uuid7(int((time.time() - 20 * 86_400) * 1000))]
+    tables = {
+        "rollout": "select x.id, 1, null, 0, 1, 'g', null, null, '\\x01'::bytea, now() from x",
+        "attempt": "select x.id, 1, 2, 0, 4, x.id, now(), now(), '\\x02'::bytea from x",
+        "rollout_end": "select x.id, 1, null, x.id, 1, 4, 0, 0.5, 1, null, '7'::xid8, now() from x",
+        "span_chunk": "select x.id, 1, x.id, 3, 2, 5, 6, '\\x03'::bytea, null, null from x",
+    }
+    for table, rows in tables.items():
+        await connection.execute(f"with x as (select unnest($1::uuid[]) as id) insert into {table} {rows}", ids)
+    before = {table: await connection.fetch(f"select * from {table} order by 1") for table in tables}
+    assert all(len(rows) == len(ids) for rows in before.values())
+
+    await migrate(empty_url)
+
+    assert {table: await connection.fetch(f"select * from {table} order by 1") for table in tables} == before
+    days = await connection.fetch("select partition_days('span_chunk') as day order by day")
+    assert [row["day"] for row in days] == [today - datetime.timedelta(days=20), today]
+    # What a store of the last version calls at its start.
+    await connection.execute("call create_day_partitions($1)", today + datetime.timedelta(days=1))
+    assert await connection.fetchval("select count(*) from partition_days('span_chunk')") == len(days) + 1
+    await connection.close()
+
+
+async def test_a_migration_waits_for_a_dump_and_nobody_waits_for_the_migration(empty_url: str) -> None:
+    first = Migration(number=1, name="0001_pre_first.sql", text="create table work (id int)")
+    second = Migration(number=2, name="0002_pre_second.sql", text="alter table work add column name text")
+    await migrate(empty_url, migrations=[first])
+    dump, other = await asyncpg.connect(empty_url), await asyncpg.connect(empty_url)
+    async with dump.transaction(), asyncio.timeout(LIMIT_S):
+        await dump.execute("lock table work in access share mode")
+        waiting = asyncio.create_task(migrate(empty_url, migrations=[first, second]))
+        while not await other.fetchval(WAITS):  # noqa: ASYNC110  # state of the server
+            await asyncio.sleep(0.01)
+        await other.execute("insert into work values (1)")
+        assert not waiting.done()
+    assert (await waiting).applied == [second.name]
+    for connection in (dump, other):
+        await connection.close()
 
 
 @pytest.mark.parametrize("arguments", [(), ("--post",)])

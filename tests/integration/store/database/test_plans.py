@@ -25,6 +25,7 @@ SESSIONS = 20
 ENDED = 20_000
 ASKED = 100
 USAGE_ROWS, RUNS, MODELS = 20_000, 100, 4
+IDLE_RUN = 7
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
 OTHER_SESSION = uuid7()
@@ -60,7 +61,19 @@ GROW = (
     "insert into resource_use select 1, 1, id from item",
     """
     insert into runner_session (id, subject, project, host, info, lease_until, ended_at)
-    select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), now() from generate_series(1, 5000)
+    select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), now() - interval '100 days' from generate_series(1, 5000)
+    """,
+    """
+    insert into live_count (project_id, run_id, sort_priority, live)
+    select project_id, run_id, sort_priority, 1 from item
+    """,
+    """
+    insert into rollout (id, project_id, run_id, sort_priority, mode, request)
+    select id, project_id, run_id, sort_priority, 1, '' from item
+    """,
+    """
+    insert into request_log
+    select 1, 'm', 'r' || n, '', now() - interval '2 days' from generate_series(1, 20000) n
     """,
     """
     insert into usage_attempt
@@ -136,14 +149,26 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "refill_queue": Hot(arguments=(1, -200, LOWEST, 2000), items=2000 + LEASED, index="item_in_order"),
         "oldest_of_each_priority": Hot(arguments=(1, 100), items=5 * (100 + 2) + LEASED, index="item_in_order"),
         "running_room": Hot(arguments=(1,), items=LEASED, index="item_leased"),
-        "count_queued": Hot(arguments=(1,), items=ASKED + 1 + LEASED, index="item_in_order"),
-        "live_rollouts_of_run": Hot(arguments=(1, 1, -200, LOWEST, ASKED), items=5 * ASKED, index="item_in_order"),
+        "count_queued": Hot(arguments=(1,), items=LEASED, index="item_leased"),
+        "count_by_priority": Hot(arguments=(1, None), items=5 * (1000 + LEASED) + LEASED, index="item_leased"),
+        "count_by_priority of a run": Hot(arguments=(1, 1), items=5 * (1000 + LEASED) + LEASED, index="item_leased"),
+        "count_demand": Hot(arguments=(), items=LEASED, index="item_leased"),
+        "live_rollouts": Hot(arguments=(1, -200, LOWEST, ASKED), items=5 * ASKED, index="item_in_order"),
+        "live_rollouts_of_run": Hot(
+            arguments=(1, 1, HIGHEST, ASKED), items=ASKED, others={"rollout": ASKED}, index="item_pkey"
+        ),
+        # Nothing of what waits in the project, or has ended there, is of these runs.
+        "live_rollouts_of_run of a run without any": Hot(arguments=(1, IDLE_RUN, HIGHEST, ASKED), index="item_pkey"),
+        "feed_news": Hot(arguments=([1], [0], ASKED), ends=ASKED),
+        "delete_expired_requests": Hot(arguments=(ASKED,), others={"request_log": 3 * ASKED}),
+        "delete_ended_sessions": Hot(arguments=(ASKED,), others={"runner_session": 3 * ASKED}),
         "scan_project_feed": Hot(arguments=(1, 0, LOWEST, ASKED), ends=20 * ASKED),
         "scan_run_feed": Hot(arguments=(1, 0, LOWEST, ASKED, 1), ends=20 * ASKED),
+        "scan_run_feed of a run without ends": Hot(arguments=(1, 0, LOWEST, ASKED, IDLE_RUN), ends=0),
         "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
-        "get_rollouts": Hot(arguments=(leased, True, True), items=ASKED),
-        "get_attempts": Hot(arguments=(leased,)),
+        "get_rollouts": Hot(arguments=(leased, True, True, 2**62), items=ASKED),
+        "get_attempts": Hot(arguments=(leased, 2**22)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
             arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS),
@@ -203,7 +228,7 @@ async def test_a_plan_that_looks_through_the_backlog_is_noticed(connection: Any)
     await connection.execute(
         "prepare through as select i.id from item i where i.run_id = $1 and i.session is null limit $2"
     )
-    hot = Hot(arguments=(7, ASKED), items=ASKED)
+    hot = Hot(arguments=(IDLE_RUN, ASKED), items=ASKED)
     plan = await _explain(connection, "through", hot.arguments)
     assert list(_broken(plan, hot))
 
@@ -269,10 +294,10 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
     if leased:
         await connection.execute(GROW[1], LEASED, SESSIONS)
     await connection.execute(GROW[2], ENDED, GROUPS)
-    for statement in GROW[3:7]:
+    for statement in GROW[3:10]:
         await connection.execute(statement)
-    await connection.execute(GROW[7], USAGE_ROWS, MODELS, RUNS)
-    await connection.execute(GROW[8], USAGE_ROWS, MODELS)
+    await connection.execute(GROW[10], USAGE_ROWS, MODELS, RUNS)
+    await connection.execute(GROW[11], USAGE_ROWS, MODELS)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

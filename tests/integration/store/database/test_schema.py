@@ -18,7 +18,7 @@ from fulmen_store.database.queries import SQL
 from fulmen_store.rollouts.transitions import ATTEMPT_ENDS, AttemptState, FailureKind, RolloutState
 
 STORE = Path(fulmen_store.__file__).parent
-FETCHES = frozenset({"fetch", "fetch_row", "fetch_filtered"})
+FETCHES = frozenset({"fetch", "fetch_row", "fetch_filtered", "fetch_of_days"})
 
 
 async def test_every_statement_can_be_prepared(connection: Any) -> None:

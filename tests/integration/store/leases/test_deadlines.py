@@ -26,7 +26,6 @@ from tests.support.store.running import (
 )
 
 LEASE_LOST = lease_pb2.COMPLETION_STATUS_LEASE_LOST
-APPLIED = lease_pb2.COMPLETION_STATUS_APPLIED
 FAILED = rollout_pb2.ROLLOUT_STATE_FAILED
 TIMEOUT = failure_pb2.FAILURE_KIND_TIMEOUT
 QUICK = {"lease_ttl_s": 0.6, "attempt_grace_s": 0.1, "cancel_grace_s": 0.2}

@@ -62,7 +62,7 @@ async def test_a_token_budget_travels_in_the_attempts_key(stubs: Stubs) -> None:
     for policy, budget in (({"model_token_budget": 5000}, 5000), ({}, 0)):
         await create(stubs, policy=policy)
         (assignment,) = await runner.take(1)
-        assert TokenVerifier(SIGNING_KEY).verify(assignment.attempt_key).token_budget == budget
+        assert TokenVerifier(SIGNING_KEY).verify(assignment.attempt_key).terms.token_budget == budget
         assert assignment.rollout.policy.model_token_budget == budget
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -21,7 +21,6 @@ from tests.support.store.running import (
     create,
     get,
     queue_stats,
-    running_store,
 )
 
 KILLER = "resources/agent.killer/versions/1"
@@ -29,15 +28,9 @@ GOOD = "resources/agent.good/versions/1"
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[StoreHandle]:
-    # Sessions expire when a test says so.
-    async with running_store(database_url, lease_ttl_s=3600.0) as handle:
-        yield handle
-
-
-@pytest.fixture
-async def stubs(store: StoreHandle) -> Stubs:
-    return await store.stubs()
+def store_settings() -> dict[str, Any]:
+    """Returns leases that last: sessions expire when a test says so."""
+    return {"lease_ttl_s": 3600.0}
 
 
 async def die(store: StoreHandle, database_url: str, *runners: Runner) -> None:

@@ -68,7 +68,7 @@ async def test_every_problem_is_told_at_once(stubs: Stubs) -> None:
     with pytest.raises(ArgumentInvalid) as refused:
         await issue(stubs, 0, project="nonsense", subject="", ttl={"seconds": 1})
     assert {violation.field for violation in refused.value.violations} == {"project", "role", "subject", "ttl"}
-    for role in (6, 99, -1):
+    for role in (7, 99, -1):
         with pytest.raises(ArgumentInvalid):
             await issue(stubs, role)
     with pytest.raises(ProjectNotFound):
@@ -189,6 +189,19 @@ async def test_a_runner_of_one_project_gets_work_of_that_project_only(store: Sto
     await bound.demand(2)
     assert [one.rollout.name for one in (await bound.expect("assign")).assignments] == [own]
     assert [one.rollout.name for one in await wide.take(1)] == [other]
+
+
+async def test_a_service_issues_tokens_for_engines_of_runs_alone(store: StoreHandle, stubs: Stubs) -> None:
+    await create_project(stubs, "projects/a")
+    service = await store.stubs(role=Role.SERVICE, project="projects/a")
+    run = {"subject": "ray-0", "training_run": "projects/a/trainingRuns/r"}
+    assert (await issue(service, pb.TOKEN_ROLE_ENGINE, project="projects/a", **run)).token
+    for role in (pb.TOKEN_ROLE_CLIENT, pb.TOKEN_ROLE_SERVICE, pb.TOKEN_ROLE_ADMIN):
+        with pytest.raises(PermissionDenied):
+            await issue(service, role, project="projects/a")
+    elsewhere = {"subject": "ray-0", "training_run": "projects/default/trainingRuns/r"}
+    with pytest.raises(FulmenError):
+        await issue(service, pb.TOKEN_ROLE_ENGINE, project="projects/default", **elsewhere)
 
 
 async def test_no_token_is_written_to_logs_errors_or_the_database(

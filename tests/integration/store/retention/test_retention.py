@@ -10,13 +10,55 @@ from typing import Any
 import pytest
 
 from fulmen.ids import DEFAULT_PROJECT, parse_rollout_name, rollout_name, uuid7
+from fulmen_store.retention.retention import ROWS_PER_BATCH
 from fulmen_store.retention.table import LOCK_KEY
 from tests.support.store.running import Runner, StoreHandle, Stubs, cancel, create, running_store
 from tests.support.store.spans import append, chunk_of, stored
 
 NOW = datetime.datetime.now(datetime.UTC)
 DEFAULT = "projects/default"
-TABLES = ("rollout", "attempt", "rollout_end", "span_chunk")
+# More rows than a batch has; the last of each table is young.
+AGED_ROWS = (
+    """
+    insert into request_log
+    select 1, 'm', 'r' || n, '', now() - (case when n < $1 then 25 else 23 end) * interval '1 hour'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into issued_token (id, project, role, subject, created_at, expires_at)
+    select lpad(n::text, 22, '0'), 'projects/*', 1, 's', now() - interval '9 hours',
+        now() - (case when n < $1 then 2 else 0 end) * interval '1 hour'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into runner_session (id, subject, project, host, info, lease_until, ended_at)
+    select gen_random_uuid(), 's', 'projects/*', 'h', '', now(), now() - (case when n < $1 then 91 else 89 end) * interval '1 day'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into usage_instance
+    select n, 1, now() - (case when n < $1 then 25 else 23 end) * interval '1 hour' from generate_series(1, $1::int) n
+    """,
+    """
+    insert into usage_window
+    select n, 'projects/*', 1, '', now() - (case when n < $1 then 2 else 0 end) * interval '1 hour'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into run_lease (project_id, name, policy, state, owner, owner_address, epoch, released, expires_at, record,
+        request_id, storage, updated_at)
+    select 1, 'projects/default/trainingRuns/' || n, '', 1, '', '', 0, true, now(), '', '', '',
+        now() - (case when n < $1 then 8 else 6 end) * interval '1 day'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    with n as (
+        insert into interned_name (project_id, kind, name) select 1, 2, n from generate_series(1, $1::int) n returning id
+    )
+    insert into lost_runner (agent, project_id, rollouts, lost_at)
+    select n.id, 1, array[gen_random_uuid()], now() - interval '25 hours' from n
+    """,
+)
 
 
 @pytest.fixture
@@ -37,10 +79,10 @@ async def aged(connection: Any, stubs: Stubs, *, days: int, count: int = 1, proj
     moment = NOW - datetime.timedelta(days=days)
     new = [parse_rollout_name(name).rollout_id for name in await create(stubs, count, project=project)]
     old = [uuid7(int(moment.timestamp() * 1000)) for _ in new]
-    # The store refuses ids of another time: these are given afterwards. At once with the day's tables, which its own
-    # first run would drop while they are empty.
+    # The store refuses ids of another time: these are given afterwards. At once with the day's table, which its own
+    # first run would drop while it is empty.
     async with connection.transaction():
-        await connection.execute("call create_day_partitions($1)", moment.date())
+        await connection.fetch("select create_span_partition($1)", moment.date())
         for table in ("rollout", "item"):
             await connection.executemany(f"update {table} set id = $2 where id = $1", list(zip(new, old, strict=True)))
     names = [rollout_name(project or DEFAULT_PROJECT, each) for each in old]
@@ -70,13 +112,10 @@ async def keep(connection: Any, days: int | None, project: str = "projects/defau
     )
 
 
-async def partitions(connection: Any, days: int) -> list[str]:
-    """Returns the tables that have a partition of a day."""
-    name = f"{NOW - datetime.timedelta(days=days):%Y%m%d}"
-    rows = await connection.fetch(
-        "select relname from pg_class where relkind = 'r' and relname like '%\\_' || $1", name
-    )
-    return sorted(row["relname"].removesuffix(f"_{name}") for row in rows)
+async def has_day(connection: Any, days: int) -> bool:
+    """Returns whether a day has a table of spans."""
+    name = f"span_chunk_{NOW - datetime.timedelta(days=days):%Y%m%d}"
+    return bool(await connection.fetchval("select to_regclass($1) is not null", name))
 
 
 def blobs_in(folder: Path) -> list[Path]:
@@ -85,8 +124,8 @@ def blobs_in(folder: Path) -> list[Path]:
 
 
 async def until_dropped(connection: Any, store: StoreHandle, days: int) -> None:
-    """Works until a day's tables are gone: the store's own role may be at it at the same moment."""
-    while await partitions(connection, days):
+    """Works until a day's table is gone: the store's own role may be at it at the same moment."""
+    while await has_day(connection, days):
         await work(store)
 
 
@@ -100,7 +139,7 @@ async def test_a_day_that_nobody_keeps_is_dropped_with_its_payloads(
     assert len(blobs_in(tmp_path / "blobs")) == 3
 
     await until_dropped(connection, blob_store, 10)
-    assert await partitions(connection, 3) == sorted(TABLES)
+    assert await has_day(connection, 3)
     assert await stored(stubs, *old) == []
     assert len(await stored(stubs, *young)) == 1
     assert len(blobs_in(tmp_path / "blobs")) == 1
@@ -121,7 +160,7 @@ async def test_retention_never_drops_spans_of_running_rollouts(
 
     await work(store)
 
-    assert await partitions(connection, 30) == sorted(TABLES)
+    assert await has_day(connection, 30)
     assert len(await stored(stubs, waiting, running)) == 2
     assert await stored(stubs, done) == []
     assert await runner.complete([taken[running]]) == [1]
@@ -214,18 +253,6 @@ async def test_one_replica_at_a_time_removes(connection: Any, store: StoreHandle
     assert await stored(stubs, *names) == []
 
 
-async def test_a_drop_that_was_cut_short_is_finished_by_the_next_one(
-    connection: Any, store: StoreHandle, stubs: Stubs
-) -> None:
-    await keep(connection, 1)
-    await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
-    day = (NOW - datetime.timedelta(days=9)).date()
-    assert await connection.fetchval("select drop_expired_partition('rollout', $1)", day)
-    assert await partitions(connection, 9) == sorted(set(TABLES) - {"rollout"})
-
-    await until_dropped(connection, store, 9)
-
-
 async def test_a_reader_that_holds_a_table_puts_retention_off_and_not_the_store(
     connection: Any, store: StoreHandle, stubs: Stubs
 ) -> None:
@@ -233,10 +260,74 @@ async def test_a_reader_that_holds_a_table_puts_retention_off_and_not_the_store(
     await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
     reader = connection.transaction()
     await reader.start()
-    await connection.fetch("select count(*) from rollout")
+    await connection.fetch("select count(*) from span_chunk")
 
     await work(store)
-    assert await partitions(connection, 9) == sorted(TABLES)
+    assert await has_day(connection, 9)
 
     await reader.rollback()
     await until_dropped(connection, store, 9)
+
+
+async def test_names_go_with_the_last_rollout_that_may_have_used_them(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 7)
+    (old,) = await aged(connection, stubs, days=20)
+    for run in ("used", "leased", "counted", "gone"):
+        await create(stubs, project=DEFAULT, training_run=f"{DEFAULT}/trainingRuns/{run}", task_type=run)
+    await connection.execute(
+        "update training_run set used_at = now() - interval '19 days' where name not like '%/used'",
+    )
+    await connection.execute("update interned_name set used_at = now() - interval '19 days' where name <> 'used'")
+    await connection.execute("insert into task_duration select id, 1, 1 from interned_name")
+    await connection.execute(
+        "insert into run_lease (project_id, name, policy, state, owner, owner_address, epoch, released, expires_at, record,"
+        " request_id, storage) values (1, $1, '', 1, '', '', 0, true, now(), '', '', '')",
+        f"{DEFAULT}/trainingRuns/leased",
+    )
+    await connection.execute(
+        "insert into usage_attempt select gen_random_uuid(), 1, 'm', 'b', 1, id, 1, 0, 1, 0, 1, 0 from training_run"
+        " where name like '%/counted'"
+    )
+    await work(store)
+    assert await names(connection) == (["counted", "gone", "leased", "used"], ["counted", "gone", "leased", "used"])
+
+    await cancel(stubs, old)
+    await connection.execute("update rollout_end set ended_at = now() - interval '8 days'")
+    await work(store)
+    assert await names(connection) == (["counted", "leased", "used"], ["used"])
+    assert await connection.fetchval("select count(*) from task_duration") == 1
+
+
+async def names(connection: Any) -> tuple[list[str], list[str]]:
+    """Returns the training runs and the task types that are recorded."""
+    runs = await connection.fetch("select name from training_run order by name")
+    types = await connection.fetch("select name from interned_name order by name")
+    return [row["name"].rpartition("/")[2] for row in runs], [row["name"] for row in types]
+
+
+async def test_what_is_known_of_retries_goes_with_their_rollouts(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 7)
+    await keep(connection, None, "projects/kept")
+    lost = await ended(connection, stubs, await aged(connection, stubs, days=10), days=10)
+    kept = await ended(connection, stubs, await aged(connection, stubs, days=10, project="projects/kept"), days=10)
+    await connection.executemany(
+        "insert into rollout_retry (rollout_id, retried_as) values ($1, $1)",
+        [(parse_rollout_name(name).rollout_id,) for name in (*lost, *kept)],
+    )
+    await work(store)
+    left = [row["rollout_id"] for row in await connection.fetch("select rollout_id from rollout_retry")]
+    assert left == [parse_rollout_name(name).rollout_id for name in kept]
+
+
+async def test_what_expires_by_its_age_is_deleted_batch_by_batch(connection: Any, store: StoreHandle) -> None:
+    for statement in AGED_ROWS:
+        await connection.execute(statement, ROWS_PER_BATCH + 7)
+    await keep(connection, 7)
+    await store.parts.roles["age-retention"].run_once()
+    for table in ("request_log", "issued_token", "runner_session", "usage_instance", "usage_window", "run_lease"):
+        assert await connection.fetchval(f"select count(*) from {table}") == 1, table
+    assert await connection.fetch("select agent from lost_runner") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 
 import asyncpg
 import pytest
@@ -14,8 +15,17 @@ from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import span_service_pb2
 from fulmen_store.database.database import Database
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
+from fulmen_store.rollouts.feed_watch import MAX_ENDS, FeedWatch
 from fulmen_store.rollouts.table import FeedTable
-from tests.support.store.running import Runner, StoreHandle, Stubs, create, queue_stats, read_feed
+from tests.support.store.running import Runner, StoreHandle, Stubs, create, queue_stats, read_feed, running_store
+
+IDLE, ENDS = 30, 20
+OPEN = """
+select count(*) from pg_stat_activity where datname = current_database() and application_name = 'fulmen-store'
+"""
+INSERT_END_OF_RUN = """
+insert into rollout_end (rollout_id, project_id, run_id, group_size, state, failure_kind) values ($1, $2, $3, 1, 4, 0)
+"""
 
 INSERT_END = """
 insert into rollout_end (rollout_id, project_id, group_key, group_size, state, failure_kind)
@@ -195,6 +205,89 @@ async def test_looking_for_a_training_run_or_stopping_it_records_nothing(
     assert await training_runs(connection) == []
     with pytest.raises(ArgumentInvalid):
         await stubs.spans.StreamSpans(span_service_pb2.StreamSpansRequest(training_run="malformed")).read()
+
+
+async def test_an_end_is_read_by_those_who_watch_its_training_run_alone(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    watched = "projects/default/trainingRuns/watched"
+    idle = [f"projects/default/trainingRuns/idle-{number}" for number in range(IDLE)]
+    async with running_store(database_url) as store:
+        stubs = await store.stubs()
+        await create(stubs, training_run=watched)
+        for name in idle:
+            await create(stubs, training_run=name)
+        watchers = [stubs.rollouts.WatchRollouts(pb.WatchRolloutsRequest(training_run=name)) for name in idle]
+        reads = [asyncio.create_task(watcher.read()) for watcher in watchers]
+        runner, cursor = await Runner(stubs).open(), ""
+        assignments = {one.rollout.training_run: one for one in await runner.take(1 + IDLE)}
+        await runner.complete([assignments[watched]])
+        for _ in range(ENDS):
+            _, cursor = await read_feed(stubs, groups=1, training_run=watched, cursor=cursor)
+            await create(stubs, training_run=watched)
+            await runner.complete(await runner.take(1))
+        assert not any(read.done() for read in reads)
+        for name, read in zip(idle, reads, strict=True):
+            await runner.complete([assignments[name]])
+            assert len((await read).groups) == 1
+    # A connection tells what it has counted when it is closed.
+    async with asyncio.timeout(20):
+        while await connection.fetchval(OPEN):  # noqa: ASYNC110  # of a server
+            await asyncio.sleep(0.05)
+    scans = await connection.fetchval(
+        "select idx_scan from pg_stat_user_indexes where indexrelname = 'rollout_end_by_run'"
+    )
+    # Watchers that all ends wake make IDLE reads after each.
+    assert 0 < scans < IDLE * ENDS / 2
+
+
+async def test_what_a_transaction_hides_is_told_as_lag_and_found_when_it_ends(
+    database: Database, connection: asyncpg.Connection, database_url: str
+) -> None:
+    watch = FeedWatch(table=FeedTable(database), poll_interval_s=60.0)
+    slow = await asyncpg.connect(database_url)
+    with watch.watching(1, None) as news:
+        await watch.look()
+        assert news.is_set()  # a project that was not looked at before
+        news.clear()
+        transaction = slow.transaction()
+        await transaction.start()
+        await slow.execute("select pg_current_xact_id()")
+        await connection.execute(INSERT_END, uuid7(), None, 1)
+        await watch.look()
+        assert (news.is_set(), watch.lag_s > 0) == (False, True)
+        await transaction.commit()
+        await watch.look()
+        assert (news.is_set(), watch.lag_s) == (True, 0.0)
+        news.clear()
+        await watch.look()
+        assert not news.is_set()
+    await slow.close()
+
+
+async def test_only_those_watchers_are_woken_whose_training_run_has_news(
+    database: Database, connection: asyncpg.Connection
+) -> None:
+    watch = FeedWatch(table=FeedTable(database), poll_interval_s=60.0)
+    scopes = [(1, None), (1, 1), (1, 2), (2, None), (2, 1)]
+    with ExitStack() as stack:
+        news = {scope: stack.enter_context(watch.watching(*scope)) for scope in scopes}
+
+        async def woken_by(*ends: tuple[int, int | None]) -> list[tuple[int, int | None]]:
+            await watch.look()
+            for event in news.values():
+                event.clear()
+            for project_id, run_id in ends:
+                await connection.execute(INSERT_END_OF_RUN, uuid7(), project_id, run_id)
+            await watch.look()
+            return [scope for scope, event in news.items() if event.is_set()]
+
+        assert await woken_by() == []
+        assert await woken_by((1, 2)) == [(1, None), (1, 2)]
+        assert await woken_by((2, None)) == [(2, None)]
+        assert await woken_by((1, 3), (2, 1)) == [(1, None), (2, None), (2, 1)]
+        # More than a look reads: everybody of the project looks.
+        assert await woken_by(*[(1, 3)] * MAX_ENDS) == [(1, None), (1, 1), (1, 2)]
 
 
 async def training_runs(connection: asyncpg.Connection) -> list[str]:

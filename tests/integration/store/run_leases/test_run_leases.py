@@ -151,15 +151,24 @@ async def test_two_runs_of_one_policy_are_never_owned_at_once(stubs: Stubs, conn
     assert (await acquire(stubs, "second", "projects/default/trainingRuns/two")).held
 
 
-async def test_an_owner_that_died_while_it_changed_an_idle_run_blocks_no_other(
-    stubs: Stubs, connection: asyncpg.Connection
-):
-    for run in (RUN, "projects/default/trainingRuns/two"):
+async def test_a_run_is_changed_while_another_one_of_its_policy_runs_and_keeps_no_other_from_it(stubs: Stubs):
+    two = "projects/default/trainingRuns/two"
+    for run in (RUN, two):
         await create(stubs, run, policy="p")
-    await release(stubs, (await acquire(stubs, "first")).epoch, IDLE)
     await acquire(stubs, "first")
-    await expire(connection)
-    assert (await acquire(stubs, "second", "projects/default/trainingRuns/two")).held
+    changed = await acquire(stubs, "second", two, for_change=True)
+    with pytest.raises(RunLeaseHeld) as refused:
+        await acquire(stubs, "third", two, for_change=True)  # one owner at a time, whatever for
+    assert refused.value.metadata["training_run"] == two
+    await release(stubs, changed.epoch, IDLE, two)
+    with pytest.raises(RunLeaseHeld) as refused:
+        await acquire(stubs, "second", two)
+    assert refused.value.metadata["training_run"] == RUN
+
+    # Its owner dies meanwhile: the policy is free all the same.
+    await acquire(stubs, "second", two, for_change=True)
+    await release(stubs, 1, IDLE)
+    assert (await acquire(stubs, "first")).held
 
 
 async def test_an_older_epoch_creates_cancels_publishes_and_points_nothing(

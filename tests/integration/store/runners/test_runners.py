@@ -140,15 +140,15 @@ async def test_runners_are_listed_page_by_page_and_a_large_page_ends_early(
 ) -> None:
     await connection.execute(
         "insert into runner_session (id, subject, project, host, info, lease_until)"
-        " select gen_random_uuid(), 's', 'projects/*', 'h', '', now() + interval '1 hour' from generate_series(1, 5)"
+        " select gen_random_uuid(), 's', 'projects/*', 'h', '', now() + interval '1 hour' from generate_series(1, 80)"
     )
-    pages = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest(page_size=2))
+    pages = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest(page_size=30))
     listed = [runner.name for page in pages for runner in page.runners]
-    assert len(listed) == len(set(listed)) == 5
-    big = lease_pb2.RunnerInfo(labels={str(n): "x" * 1000 for n in range(1000)}).SerializeToString()
+    assert len(listed) == len(set(listed)) == 80
+    big = lease_pb2.RunnerInfo(labels={str(n): "x" * 1000 for n in range(60)}).SerializeToString()
     await connection.execute("update runner_session set info = $1", big)
-    page, rest = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest())
-    assert 0 < len(page.runners) < 5
+    page, rest = await pages_of(stubs.runners.ListRunners, pb.ListRunnersRequest(page_size=1000))
+    assert 0 < len(page.runners) < 80
     assert [runner.name for runner in (*page.runners, *rest.runners)] == listed
 
 

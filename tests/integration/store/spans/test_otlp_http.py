@@ -186,6 +186,22 @@ async def test_json_as_the_javascript_sdk_sends_it_is_taken(http: Http) -> None:
     }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("half", ["\\ud83d", "\\uDE00"])
+async def test_half_of_a_surrogate_pair_is_replaced_and_its_span_is_kept(http: Http, half: str, encoding: str) -> None:
+    stubs = await http.store.stubs()
+    assignment = await attempt_of(stubs)
+    # A text that Node cut inside of an emoji; the one before it is whole.
+    body = (
+        json.dumps(JS_BODY).replace("I'm a server span", f"\\ud83d\\ude00 cut {half}").replace("js-agent", f"{half}x")
+    )
+
+    answer = await http.post(body.encode(encoding), assignment.attempt_key, "application/json")
+
+    assert (answer.status, json.loads(answer.body)) == (200, {})
+    assert [span.name for span in await spans_of(stubs, assignment.attempt)] == ["\U0001f600 cut \ufffd"]
+
+
 async def test_spans_that_cannot_be_kept_are_counted_in_the_answer_and_the_others_are_kept(http: Http) -> None:
     stubs = await http.store.stubs()
     (name,) = await create(stubs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied, QuotaExce
 from fulmen.ids import uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
+from fulmen_store.database.database import Database
 from fulmen_store.spans import following
 from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, cancel, create, replicas
 from tests.support.store.spans import append, chunk_of, packed, span
@@ -63,6 +64,33 @@ async def test_what_is_stored_comes_first_then_each_new_chunk_once_until_the_end
     await runner.complete([assignment])
     assert await watch.rest() == [late.chunk_id]
     assert await Watch(stubs, name).rest() == [first.chunk_id, second.chunk_id, late.chunk_id]
+
+
+async def test_while_nothing_is_new_a_poll_reads_no_chunk_and_no_rollout(
+    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def noted(fetch: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        def run(self: Database, name: str, *arguments: object) -> Awaitable[Any]:
+            ran.append(name)
+            return fetch(self, name, *arguments)
+
+        return run
+
+    (name,) = await create(stubs)
+    first, second = _in_order(*(chunk_of(f"{name}/attempts/1") for _ in range(2)))
+    await append(stubs, first)
+    watch = Watch(stubs, name)
+    assert await watch.next() == [first.chunk_id]
+    for method in ("fetch", "fetch_of_days"):
+        monkeypatch.setattr(Database, method, noted(getattr(Database, method)))
+    async with asyncio.timeout(LIMIT_S):
+        while ran.count("watched_chunks") < 5:  # polls of the store
+            await asyncio.sleep(0.01)
+            assert not {"chunk_heads", "get_rollouts"} & set(ran)
+    await append(stubs, second)
+    assert await watch.next() == [second.chunk_id]
 
 
 async def test_an_attempt_is_watched_to_its_own_end(stubs: Stubs) -> None:

@@ -52,8 +52,7 @@ _BLOCK = TypeAdapter(ContentBlockParam)
 CREATE_FIELDS = frozenset(
     name
     for params in (MessageCreateParamsStreaming, BetaMessageCreateParamsStreaming)
-    for part in (params, *params.__orig_bases__)
-    for name in part.__annotations__
+    for name in params.__annotations__
 )
 _SAMPLING = frozenset({"temperature", "top_p", "top_k"})
 """Fields that the first version has and the second, whose types the package has, refuses."""
@@ -117,9 +116,14 @@ class AnthropicVendor:
         self._runner: web.AppRunner | None = None
 
     @property
+    def root(self) -> str:
+        """The base URL as the vendor's own clients take it, without the version of the API."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def url(self) -> str:
         """The base URL, with the version of the API."""
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{self.root}/v1"
 
     async def __aenter__(self) -> AnthropicVendor:
         app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -237,6 +241,10 @@ def check(body: JSON, known: frozenset[str], *, counts: bool = False, version: s
         raise Invalid("max_tokens: Field required")
     if not 0 <= (body.get("temperature") or 0) <= 1:
         raise Invalid("temperature: range: 0..1")
+    if not body["messages"]:
+        raise Invalid("messages: at least one message is required")
+    if body["messages"][0]["role"] != "user":
+        raise Invalid('messages: first message must use the "user" role')
     open_calls: set[str] = set()
     seen: set[str] = set()
     for index, turn in enumerate(body["messages"]):
@@ -248,6 +256,8 @@ def check(body: JSON, known: frozenset[str], *, counts: bool = False, version: s
         if open_calls & seen:
             raise Invalid(f"messages.{index}: `tool_use` ids must be unique")
         seen |= open_calls
+        if turn["role"] == "assistant" and turn is body["messages"][-1] and _ends_blank(blocks):
+            raise Invalid("messages: final assistant content cannot end with trailing whitespace")
     if seen and not body.get("tools"):
         raise Invalid("Requests which include `tool_use` or `tool_result` blocks must define tools")
     if body.get("tool_choice") and not body.get("tools"):
@@ -264,12 +274,20 @@ def _check_turn(place: str, turn: JSON) -> list[JSON]:
             _BLOCK.validate_python(block)
         except ValidationError as error:
             raise Invalid(f"{place}.content.{number}: {error.errors()[0]['msg']}") from None
-        if block["type"] == "text" and not block["text"]:
-            raise Invalid(f"{place}: text content blocks must be non-empty")
+        if block["type"] == "text" and not block["text"].strip():
+            raise Invalid(f"{place}: text content blocks must contain non-whitespace text")
+        if block["type"] in ("thinking", "redacted_thinking") and "cache_control" in block:
+            raise Invalid(f"{place}.content.{number}.cache_control: Extra inputs are not permitted")
+    if not blocks:
+        raise Invalid(f"{place}: all messages must have non-empty content")
     kinds = [block["type"] == "tool_result" for block in blocks]
     if kinds != sorted(kinds, reverse=True):
         raise Invalid(f"{place}: `tool_result` blocks must come first")
     return blocks
+
+
+def _ends_blank(blocks: list[JSON]) -> bool:
+    return blocks[-1]["type"] == "text" and blocks[-1]["text"][-1:].isspace()
 
 
 def input_tokens_of(body: JSON) -> int:

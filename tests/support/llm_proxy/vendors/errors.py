@@ -16,8 +16,6 @@ _REQUEST = httpx2.Request("POST", "http://proxy/")
 _OPENAI = openai.OpenAI(api_key="none")
 _ANTHROPIC = anthropic.Anthropic(api_key="none")
 
-CODES = {400: "argument_invalid", 404: "path_not_found", 405: "method_not_allowed", 408: "request_timeout"}
-
 
 def error_of(
     dialect: Dialect, status: int, headers: Mapping[str, str], body: bytes
@@ -38,8 +36,3 @@ def error_of(
     assert isinstance(inner["message"], str)
     assert len(inner["message"]) < 2000
     return error
-
-
-def code_of(body: bytes) -> str:
-    """Returns what a program reads of an error."""
-    return str(json.loads(body)["error"]["code"])

@@ -55,7 +55,7 @@ class ResponseAnswer:
 
     def _item_events(self, index: int) -> Iterator[JSON]:
         done = self._item(index, "incomplete" if self._cut else "completed")
-        empty = {"arguments": ""} if self._turn.calls else {"content": []}
+        empty: JSON = {"arguments": ""} if self._turn.calls else {"content": []}
         yield self._event(
             "response.output_item.added", output_index=index, item={**done, **empty, "status": "in_progress"}
         )
@@ -72,7 +72,7 @@ class ResponseAnswer:
     def _part_events(self, place: JSON, part: JSON) -> Iterator[JSON]:
         place = {**place, "content_index": 0}
         field, kind = ("refusal", "refusal") if part["type"] == "refusal" else ("text", "output_text")
-        extra = {"logprobs": []} if kind == "output_text" else {}
+        extra: JSON = {"logprobs": []} if kind == "output_text" else {}
         empty = {**part, field: ""} | ({"logprobs": []} if "logprobs" in part else {})
         yield self._event("response.content_part.added", **place, part=empty)
         for piece in pieces_of(part[field]):

@@ -16,7 +16,8 @@ from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.rows import Row, sft_row
 from tests.support.algorithm.model_services import ModelResources, World
-from tests.support.algorithm.run_service import ALGORITHMS, created, notices, now, with_settings
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import ALGORITHMS, created, notices, with_settings
 
 OTHER = "projects/default/trainingRuns/other"
 

@@ -12,7 +12,7 @@ from fulmen_algorithm.persistence.model_folders import ModelFolders, copy_model
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.publishing import WrittenWeights
-from tests.support.algorithm.run_service import training_run
+from tests.support.algorithm.new_run import training_run
 
 FILES = ("config.json", "model.safetensors", "tokenizer/vocab.json")
 

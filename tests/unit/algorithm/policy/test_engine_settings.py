@@ -11,6 +11,7 @@ from fulmen_algorithm.policy.engine_settings import (
     MismatchSettings,
     SwapMode,
     VllmEngine,
+    each_engine,
 )
 from fulmen_algorithm.runs.failure import RunFailed
 
@@ -48,11 +49,32 @@ def test_each_kind_is_read_from_json_and_written_back():
         '{"kind": "external"}',
         '{"kind": "external", "base_url": "file:///etc/passwd"}',
         '{"kind": "external", "base_url": "http://user:word@host/v1"}',
+        '{"kind": "external", "base_urls": []}',
+        '{"kind": "external", "base_urls": ["http://a/v1"], "base_url": "http://b/v1"}',
+        '{"kind": "external", "base_urls": ["http://a/v1", "http://a/v1/"]}',
+        '{"kind": "external", "base_url": "http://a/v1", "replicas": 2}',
+        '{"kind": "embedded", "replicas": 0}',
+        '{"kind": "vllm", "replicas": 65}',
+        '{"kind": "vllm", "replicas": 2, "gpus": [0, 1, 2]}',
+        '{"kind": "vllm", "tensor_parallel": 2, "gpus": 1}',
+        '{"kind": "vllm", "tensor_parallel": 2, "replicas": 2, "gpus": [0, 1]}',
+        '{"kind": "vllm", "cluster": "ray", "gpus": [0]}',
+        '{"kind": "embedded", "gpus": []}',
+        '{"kind": "vllm", "cluster": "ray", "nodes": 2, "args": {"pipeline-parallel-size": 4}}',
     ],
 )
 def test_what_is_unknown_or_out_of_range_or_set_by_fulmen_is_refused(wrong):
     with pytest.raises(ValidationError):
         ENGINE.validate_json(wrong)
+
+
+def test_several_engines_have_the_settings_of_one_each():
+    vllm = ENGINE.validate_json('{"kind": "vllm", "replicas": 3, "dtype": "float32"}')
+    assert each_engine(vllm) == [VllmEngine(kind="vllm", dtype="float32")] * 3
+    assert each_engine(EmbeddedEngine()) == [EmbeddedEngine()]
+    urls = ["http://a/v1", "http://b/v1"]
+    external = ExternalEngine(kind="external", base_urls=urls, key_name="gpu")
+    assert each_engine(external) == [ExternalEngine(kind="external", base_url=url, key_name="gpu") for url in urls]
 
 
 def test_a_run_cannot_stop_before_it_warns():

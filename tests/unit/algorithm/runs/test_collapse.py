@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.collapse import (
     NoticeCollapse,
     RollbackOnCollapse,
@@ -19,7 +20,6 @@ from fulmen_algorithm.runs.collapse import (
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from tests.support.algorithm.run_service import notices, run_folder, with_settings
 from tests.support.algorithm.training import check_books, read_consumed
 

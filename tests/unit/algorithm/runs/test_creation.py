@@ -16,7 +16,8 @@ from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft, parse_
 from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 from tests.support.algorithm.model_services import ModelResources, World
-from tests.support.algorithm.run_service import ALGORITHMS, created, now
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import ALGORITHMS, created
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 
@@ -113,8 +114,24 @@ async def test_defaults_are_filled_in(world, sft_draft):
             {"parallel": {"kind": "fsdp2", "ranks": 2}, "lora": {"roles": ["solver", "critic"]}},
             "several adapters need parallel.kind none or ddp",
         ),
-        ("grpo", {"exchange": {"codec": "bf16"}}, "needs parallel.kind ddp: one rank has none to sum"),
+        ("grpo", {"parallel": {"kind": "fsdp2", "ranks": 4, "shard": 3}}, "4 must be a multiple of shard, 3"),
+        ("grpo", {"parallel": {"kind": "fsdp2", "ranks": 2, "shard": 4}}, "2 must be a multiple of shard, 4"),
+        ("grpo", {"parallel": {"kind": "ddp", "ranks": 2, "min_ranks": 3}}, "min_ranks: 3 is more than ranks, 2"),
+        (
+            "grpo",
+            {"parallel": {"kind": "fsdp2", "ranks": 4, "shard": 2, "min_ranks": 3}},
+            "min_ranks: 3 must be a multiple of shard, 2",
+        ),
+        ("grpo", {"exchange": {"codec": "bf16"}}, "fsdp2 with shard: one rank has none to sum"),
         ("grpo", {"exchange": {"codec": "bf16"}, "parallel": {"kind": "fsdp2"}}, "inside the backward pass"),
+        (
+            "grpo",
+            {
+                "exchange": {"codec": "bf16", "link": {"kind": "grpc", "targets": ["site:1"]}},
+                "parallel": {"kind": "fsdp2", "ranks": 4, "shard": 2},
+            },
+            "must be kind torch with fsdp2",
+        ),
         ("grpo", {"exchange": {"codec": "topk"}, "parallel": {"kind": "ddp"}}, "topk needs kind sgd"),
         (
             "sft",
@@ -145,6 +162,16 @@ def test_all_problems_of_an_exchange_are_reported_at_once():
         parse_settings(ALGORITHMS["grpo"], json.dumps({"exchange": {"codec": "dgc"}, "lora": {}}))
     (violation,) = raised.value.violations
     assert all(what in violation.description for what in ("parallel.kind ddp", "lora", "dgc needs kind sgd"))
+
+
+def test_copies_in_parts_exchange_their_gradients_through_any_codec():
+    given = {
+        "exchange": {"codec": "dgc", "ratio": 100},
+        "parallel": {"kind": "fsdp2", "ranks": 8, "shard": 4},
+        "optimizer": {"kind": "sgd"},
+    }
+    settings = parse_settings(ALGORITHMS["grpo"], json.dumps(given))
+    assert (settings.parallel.copies, settings.parallel.ranks_per_copy) == (2, 4)
 
 
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
@@ -234,6 +261,19 @@ def test_lengths_that_are_left_out_follow_the_longest_answer():
     assert dr_grpo.objective.aggregation == SequenceMeanTokenSumNorm(length=500)
 
 
+async def test_every_problem_of_several_engines_is_told_at_once(world, grpo_draft):
+    urls = [f"http://10.0.0.{number}:8000/v1" for number in range(4)]
+    draft = replace(grpo_draft, settings_json=json.dumps({"engine": {"kind": "external", "base_urls": urls}}))
+    rules = CreationRules(registry=ALGORITHMS, external_engines=urls[:2], max_engines=3)
+    with pytest.raises(SettingsInvalid) as raised:
+        await checked_runs([draft], rules=rules, resources=ModelResources(world), now=now())
+    assert [violation.description.partition(" (")[0] for violation in raised.value.violations] == [
+        "needs 4 engines; the service has at most 3",
+        f"{urls[2]} is not in the service's setting FULMEN_ALGORITHM_EXTERNAL_ENGINES",
+        f"{urls[3]} is not in the service's setting FULMEN_ALGORITHM_EXTERNAL_ENGINES",
+    ]
+
+
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
@@ -253,3 +293,26 @@ async def test_an_unavailable_engine_is_refused_before_anything_is_created(engin
     (violation,) = raised.value.violations
     assert violation.field == "settings.engine"
     assert problem in violation.description
+
+
+async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines_on_those_of_ray(world, grpo_draft):
+    async def problems(**engine: object) -> list[str]:
+        settings = {"engine": {"kind": "vllm", **engine}}
+        draft = replace(grpo_draft, settings_json=json.dumps(settings))
+        rules = CreationRules(
+            registry=ALGORITHMS, vllm_command="no-such-vllm", clusters=["ray", "hpc"], ray_clusters=["ray"]
+        )
+        try:
+            await checked_runs([draft], rules=rules, resources=ModelResources(world), now=now())
+        except SettingsInvalid as error:
+            return [f"{each.field}: {each.description}" for each in error.violations]
+        return []
+
+    assert await problems(cluster="ray", nodes=2, tensor_parallel=8) == []
+    assert await problems(cluster="hpc", nodes=2) == [
+        "settings.engine: nodes is more than 1, which needs a cluster of kind ray (docs/engines.md)"
+    ]
+    (unknown,) = await problems(cluster="mine")
+    assert unknown.startswith(
+        "settings.engine.cluster: 'mine' is not in the service's setting FULMEN_ALGORITHM_CLUSTERS (hpc, ray;"
+    )

@@ -23,7 +23,8 @@ from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.run import RunState, rolled_back
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import load_sink
-from tests.support.algorithm.run_service import follow, now, training_run
+from tests.support.algorithm.new_run import now, training_run
+from tests.support.algorithm.run_service import follow
 
 NAME = "projects/default/trainingRuns/small"
 STEPS = 5

@@ -8,7 +8,8 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.entry import EventLog
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.run import RunState
-from tests.support.algorithm.run_service import created, follow, now
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import created, follow
 
 
 async def test_a_watcher_gets_what_came_before_and_what_comes_until_the_final_state(world, sft_draft, tmp_path):

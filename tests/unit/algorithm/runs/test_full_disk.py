@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fulmen_algorithm.runs import storage_wait
-from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.runs.entry import Entry
+from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import Service, created, notices, service_at, with_settings, working
@@ -53,6 +54,22 @@ def service_on(small_disk: Path, tmp_path: Path) -> Callable[[World], Service]:
     return lambda world: service_at(tmp_path / "state", world, storage=str(small_disk))
 
 
+async def until_it_waits(service: Service, run: TrainingRun, small_disk: Path) -> tuple[Entry, Path]:
+    """Lets a run take a step and fills its disk; returns the run, which waits, and the file to remove."""
+    entry = service.runs.entry(run.name)
+
+    async def begun() -> bool:
+        return entry.run.step >= 1
+
+    async def waits() -> bool:
+        return "full" in entry.waiting_reason
+
+    await eventually(begun, what="the run takes a step")
+    filling = fill(small_disk)
+    await eventually(waits, what="the run waits for its disk")
+    return entry, filling
+
+
 @pytest.mark.parametrize(("algorithm", "steps"), [("grpo", 20), ("sft", 150)])
 async def test_a_run_waits_while_its_disk_is_full_and_resumes_by_itself(
     algorithm, steps, world, grpo_draft, sft_draft, small_disk, service_on, monkeypatch
@@ -62,18 +79,7 @@ async def test_a_run_waits_while_its_disk_is_full_and_resumes_by_itself(
     run = await created(with_settings(draft, steps=steps, checkpoint_every=1), world)
     async with working(service_on(world)) as service:
         service.runs.add(run)
-        entry = service.runs.entry(run.name)
-
-        async def begun() -> bool:
-            return entry.run.step >= 1
-
-        await eventually(begun, what="the run takes a step")
-        filling = fill(small_disk)
-
-        async def waits() -> bool:
-            return "full" in entry.waiting_reason
-
-        await eventually(waits, what="the run waits for its disk")
+        entry, filling = await until_it_waits(service, run, small_disk)
         assert entry.run.state is RunState.RUNNING
         assert metric(service, "fulmen_algorithm_run_waits_for_storage") == 1
         assert not world.cancelled
@@ -92,18 +98,7 @@ async def test_a_run_that_waits_for_its_disk_can_be_paused(world, sft_draft, sma
     run = await created(with_settings(sft_draft, steps=400, checkpoint_every=1), world)
     async with working(service_on(world)) as service:
         service.runs.add(run)
-        entry = service.runs.entry(run.name)
-
-        async def begun() -> bool:
-            return entry.run.step >= 1
-
-        await eventually(begun, what="the run takes a step")
-        filling = fill(small_disk)
-
-        async def waits() -> bool:
-            return bool(entry.waiting_reason)
-
-        await eventually(waits, what="the run waits for its disk")
+        entry, filling = await until_it_waits(service, run, small_disk)
         service.runs.pause(run.name)
         filling.unlink()
 

@@ -1,7 +1,8 @@
 """Runs with two services: one owns a run at a time, the other takes it over, and the first is fenced when it comes back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,14 @@ from tests.support.algorithm.training import check_books, read_consumed
 def open_both(tmp_path: Path) -> Callable[[World], list[Service]]:
     """Returns what starts two services over a world and a shared folder of runs."""
     return lambda world: [service_at(tmp_path / name, world, storage=str(tmp_path / "shared")) for name in ("a", "b")]
+
+
+@pytest.fixture
+async def both(world: World, open_both: Callable[[World], list[Service]]) -> AsyncIterator[tuple[Service, Service]]:
+    """Yields two services over a shared folder of runs, neither of which works."""
+    first, second = open_both(world)
+    with closing(first), closing(second):
+        yield first, second
 
 
 async def settled(service: Service, name: str) -> None:
@@ -75,33 +84,28 @@ async def until_owned(service: Service, name: str) -> None:
     await eventually(is_owned, what=f"{name} has another owner")
 
 
-async def test_a_run_that_another_service_owns_is_not_started_here(world, sft_draft, open_both):
+async def test_a_run_that_another_service_owns_is_not_started_here(world, sft_draft, both):
     run = await created(sft_draft, world)
-    first, second = open_both(world)
-    try:
-        await first.ownership.create(run)
-        first.runs.add(run)
-        assert await first.ownership.acquire(first.runs.entry(run.name))
-        await second.ownership.learn()
-        there = second.runs.entry(run.name)
-        assert there.elsewhere
-        assert not await second.ownership.acquire(there)
-        with pytest.raises(RunLeaseHeld):
-            async with second.ownership.holding(there):
-                raise AssertionError("it is held by the first")
-        await first.ownership.release(first.runs.entry(run.name))
-        await second.ownership.learn()
-        assert await second.ownership.acquire(there)
-        assert there.files.epoch == 2
-    finally:
-        first.close()
-        second.close()
+    first, second = both
+    await first.ownership.create(run)
+    first.runs.add(run)
+    assert await first.ownership.acquire(first.runs.entry(run.name))
+    await second.ownership.learn()
+    there = second.runs.entry(run.name)
+    assert there.elsewhere
+    assert not await second.ownership.acquire(there)
+    with pytest.raises(RunLeaseHeld):
+        async with second.ownership.holding(there):
+            raise AssertionError("it is held by the first")
+    await first.ownership.release(first.runs.entry(run.name))
+    await second.ownership.learn()
+    assert await second.ownership.acquire(there)
+    assert there.files.epoch == 2
 
 
 async def test_a_run_whose_files_are_elsewhere_is_left_to_their_service(tmp_path, world, sft_draft):
     run = await created(sft_draft, world)
-    first, second = (service_at(tmp_path / name, world) for name in ("a", "b"))
-    try:
+    with closing(service_at(tmp_path / "a", world)) as first, closing(service_at(tmp_path / "b", world)) as second:
         await first.ownership.create(run)
         first.runs.add(run)
         await second.ownership.learn()
@@ -109,49 +113,38 @@ async def test_a_run_whose_files_are_elsewhere_is_left_to_their_service(tmp_path
         assert there.elsewhere
         assert not await second.ownership.acquire(there)
         assert await first.ownership.acquire(first.runs.entry(run.name))
-    finally:
-        first.close()
-        second.close()
 
 
-async def test_a_waiting_run_is_changed_by_whichever_service_is_asked(world, sft_draft, open_both):
+async def test_a_waiting_run_is_changed_by_whichever_service_is_asked(world, sft_draft, both):
     run = await created(sft_draft, world)
-    first, second = open_both(world)
-    try:
-        await first.ownership.create(run)
-        first.runs.add(run)
-        await second.ownership.learn()
-        paused = await second.worker.changed(run.name, lambda: second.runs.pause(run.name))
-        assert paused.state is RunState.PAUSED
-        await first.ownership.learn()
-        entry = first.runs.entry(run.name)
-        assert entry.stale
-        await first.ownership.fresh(entry)
-        assert entry.run.state is RunState.PAUSED
-        assert (await first.worker.cancel(run.name)).state is RunState.CANCELLED
-    finally:
-        first.close()
-        second.close()
+    first, second = both
+    await first.ownership.create(run)
+    first.runs.add(run)
+    await second.ownership.learn()
+    paused = await second.worker.changed(run.name, lambda: second.runs.pause(run.name))
+    assert paused.state is RunState.PAUSED
+    await first.ownership.learn()
+    entry = first.runs.entry(run.name)
+    assert entry.stale
+    await first.ownership.fresh(entry)
+    assert entry.run.state is RunState.PAUSED
+    assert (await first.worker.cancel(run.name)).state is RunState.CANCELLED
 
 
-async def test_a_watch_of_a_run_that_moves_to_another_service_is_ended_by_it(world, sft_draft, open_both):
+async def test_a_watch_of_a_run_that_moves_to_another_service_is_ended_by_it(world, sft_draft, both):
     run = await created(sft_draft, world)
-    first, second = open_both(world)
-    try:
-        await first.ownership.create(run)
-        first.runs.add(run)
-        events = first.runs.entry(run.name).events
-        following = events.follow(events.last_sequence)
-        waiting = asyncio.ensure_future(anext(following))
-        await asyncio.sleep(0)
-        await second.ownership.learn()
-        await second.ownership.acquire(second.runs.entry(run.name))
-        await first.ownership.learn()
-        with pytest.raises(Exception, match="Another service runs this run now"):
-            await waiting
-    finally:
-        first.close()
-        second.close()
+    first, second = both
+    await first.ownership.create(run)
+    first.runs.add(run)
+    events = first.runs.entry(run.name).events
+    following = events.follow(events.last_sequence)
+    waiting = asyncio.ensure_future(anext(following))
+    await asyncio.sleep(0)
+    await second.ownership.learn()
+    await second.ownership.acquire(second.runs.entry(run.name))
+    await first.ownership.learn()
+    with pytest.raises(Exception, match="Another service runs this run now"):
+        await waiting
 
 
 async def test_a_service_that_is_started_again_takes_its_runs_back_at_once(tmp_path, world, sft_draft, open_service):
@@ -166,25 +159,21 @@ async def test_a_service_that_is_started_again_takes_its_runs_back_at_once(tmp_p
     assert RunFiles(tmp_path / "state/runs/default/small").epoch == 2
 
 
-async def test_only_the_last_owner_of_a_policy_serves_it_again(world, sft_draft, open_both):
+async def test_only_the_last_owner_of_a_policy_serves_it_again(world, sft_draft, both):
     run = replace(await created(sft_draft, world), name="projects/default/trainingRuns/small")
-    first, second = open_both(world)
-    try:
-        await first.ownership.create(run)
-        first.runs.add(run)
-        entry = first.runs.entry(run.name)
-        await first.ownership.acquire(entry)
-        first.runs.move(run.name, RunState.RUNNING)
-        await first.ownership.renew()
-        world.leases.lapse(run.name)
-        await second.ownership.learn()
-        await second.ownership.acquire(second.runs.entry(run.name))
-        await second.ownership.renew()
-        entry.epoch = 0
-        await first.ownership.learn()
-        assert not await first.ownership.serves("tiny", timeout_s=1)
-        assert await second.ownership.serves("tiny", timeout_s=1)
-        assert await first.ownership.serves("another", timeout_s=1)
-    finally:
-        first.close()
-        second.close()
+    first, second = both
+    await first.ownership.create(run)
+    first.runs.add(run)
+    entry = first.runs.entry(run.name)
+    await first.ownership.acquire(entry)
+    first.runs.move(run.name, RunState.RUNNING)
+    await first.ownership.renew()
+    world.leases.lapse(run.name)
+    await second.ownership.learn()
+    await second.ownership.acquire(second.runs.entry(run.name))
+    await second.ownership.renew()
+    entry.epoch = 0
+    await first.ownership.learn()
+    assert not await first.ownership.serves("tiny", timeout_s=1)
+    assert await second.ownership.serves("tiny", timeout_s=1)
+    assert await first.ownership.serves("another", timeout_s=1)

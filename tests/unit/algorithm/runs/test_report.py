@@ -2,7 +2,7 @@
 
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.report import curve, report
-from tests.support.algorithm.run_service import training_run
+from tests.support.algorithm.new_run import training_run
 
 RUN = training_run(provenance={"package.torch": "2.13.0", "input.train_tasks.sha256": "ab" * 32})
 

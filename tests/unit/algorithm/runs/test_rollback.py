@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fulmen.errors import TrainingRunStateInvalid
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.rollouts.groups import in_branch, of_branch, stored_train_index
 from fulmen_algorithm.runs.progress import IndexSet
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from tests.support.algorithm.model_services import Crashes
 from tests.support.algorithm.run_service import (
     checkpoints,

@@ -10,7 +10,8 @@ from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.registry import ActiveRun, RunRegistry
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from tests.support.algorithm.model_services import Crashes
-from tests.support.algorithm.run_service import WAIT_S, Service, created, now, until
+from tests.support.algorithm.new_run import now
+from tests.support.algorithm.run_service import WAIT_S, Service, created, until
 
 
 def named(draft: RunDraft, name: str, policy: str) -> RunDraft:

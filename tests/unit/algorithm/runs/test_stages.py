@@ -8,12 +8,11 @@ import grpc.aio
 import pytest
 
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
-from fulmen.errors import SettingsInvalid, TrainingRunExists
+from fulmen.errors import QuotaExceeded, SettingsInvalid, TrainingRunExists, TrainingRunStateInvalid
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
 from fulmen_algorithm.runs.creation.stages import MAX_STAGES
-from fulmen_algorithm.runs.execution import Connections
-from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun
+from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, RunState, TrainingRun, waiting_again
 from fulmen_algorithm.runs.stages import StageNotBegun, continued
 from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
@@ -21,6 +20,7 @@ from fulmen_service_kit.security.auth import set_caller
 from fulmen_service_kit.security.tokens import Caller, Role
 from tests.support.algorithm.crashes import Crashes
 from tests.support.algorithm.model_services import World
+from tests.support.algorithm.new_run import now, training_run
 from tests.support.algorithm.run_service import (
     ALGORITHMS,
     Service,
@@ -28,9 +28,7 @@ from tests.support.algorithm.run_service import (
     created_stages,
     live,
     notices,
-    now,
     service_at,
-    training_run,
     with_settings,
     working,
 )
@@ -182,6 +180,59 @@ async def test_a_failed_stage_ends_those_after_it_and_they_say_so(three, service
     assert second.start_time is None
 
 
+async def test_stages_that_failed_with_one_before_them_follow_it_after_all_once_it_is_rolled_back(
+    world, drafts, service
+):
+    def refuse() -> None:
+        raise QuotaExceeded("The project has no room.")
+
+    third = replace(drafts[0], name=f"{RUNS}/polished", policy=NEWEST)
+    stages = await created_stages([*drafts, third], world)
+    world.crashes = Crashes(at_call=1, act=refuse)
+    await add(service, stages)
+    assert (await service.finish(stages[2])).state is RunState.FAILED
+    failed, name = run_of(service, stages[0]), stages[0].name
+    assert (failed.state, failed.failure_message) == (RunState.FAILED, "The project has no room.")
+
+    point = service.folder.run_files(failed).checkpoint_store().listed()[0]
+    await service.worker.changed(name, lambda: service.runs.rollback(name, sequence=point.sequence, step=0))
+
+    async def followed() -> bool:
+        return run_of(service, stages[2]).state is RunState.SUCCEEDED
+
+    await eventually(followed, what="the last stage succeeds")
+    for run in stages[1:]:
+        assert states(service, run) == [
+            RunState.PENDING, RunState.FAILED, RunState.PENDING, RunState.RUNNING, RunState.SUCCEEDED,
+        ]  # fmt: skip
+    ended = [run_of(service, run) for run in stages]
+    assert [run.failure_message for run in ended] == [""] * 3
+    assert ended[1].policy.source == ended[0].policy_version
+
+
+async def test_a_stage_that_failed_by_itself_or_was_stopped_does_not_wait_again(three, service):
+    await add(service, three)
+    service.runs.pause(three[1].name)
+    assert (await service.finish(three[0])).state is RunState.FAILED
+    assert await cancel(service, three[1]) == three[1].name
+    await service.worker.changed(three[0].name, lambda: service.runs.rollback(three[0].name, sequence=0, step=0))
+    assert not any(service.runs.waits_again(service.runs.entry(run.name)) for run in three)
+    for run in (run_of(service, run) for run in three):
+        with pytest.raises(TrainingRunStateInvalid):
+            waiting_again(run)
+
+
+async def test_a_stage_that_waits_is_paused_resumed_and_stopped_while_the_one_before_it_runs(world, stages, service):
+    world.crashes = Crashes(at_call=1)
+    await add(service, stages)
+    await world.crashes.killed.wait()
+    name = stages[1].name
+    assert (await service.worker.changed(name, lambda: service.runs.pause(name))).state is RunState.PAUSED
+    assert (await service.worker.changed(name, lambda: service.runs.resume(name))).state is RunState.PENDING
+    assert (await service.worker.cancel(name)).state is RunState.CANCELLED
+    assert run_of(service, stages[0]).state is RunState.RUNNING
+
+
 async def test_a_stage_that_does_not_begin_ends_although_no_slot_is_free(world, three, sft_draft, service):
     busy = [
         await created(replace(sft_draft, name=f"{RUNS}/{name}", policy=replace(sft_draft.policy, name=name)), world)
@@ -210,12 +261,11 @@ async def cancel(service: Service, run: TrainingRun) -> str:
     servicer = TrainingRunServicer(
         runs=service.runs,
         worker=service.worker,
-        connections=cast(Connections, None),
+        connections=service.connections,
         clock=now,
         rules=CreationRules(registry=ALGORITHMS),
         ownership=service.ownership,
-        forwarding=Forwarding(None),
-        address=lambda: "",
+        forwarding=Forwarding(None, lambda: ""),
     )
     set_caller(Caller(role=Role.CLIENT))
     context = cast(grpc.aio.ServicerContext, None)

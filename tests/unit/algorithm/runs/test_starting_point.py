@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fulmen_algorithm.persistence.checkpoints import CheckpointStore
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.control import RunControl
@@ -15,8 +16,8 @@ from fulmen_algorithm.runs.entry import Entry, EventLog
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import RunState
-from fulmen_algorithm.training.checkpoints import CheckpointStore
-from tests.support.algorithm.run_service import checkpoints, created, now, rollback, training_run
+from tests.support.algorithm.new_run import now, training_run
+from tests.support.algorithm.run_service import checkpoints, created, rollback
 
 KEEP = 2
 

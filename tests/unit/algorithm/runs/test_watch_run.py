@@ -16,7 +16,8 @@ from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.training_runs import TrainingRunServicer
 from fulmen_service_kit.security.auth import set_caller
 from fulmen_service_kit.security.tokens import Caller, Role
-from tests.support.algorithm.run_service import ALGORITHMS, now, training_run
+from tests.support.algorithm.new_run import now, training_run
+from tests.support.algorithm.run_service import ALGORITHMS
 
 
 async def test_a_watch_that_is_cancelled_leaves_no_task_behind(tmp_path, world):
@@ -29,8 +30,7 @@ async def test_a_watch_that_is_cancelled_leaves_no_task_behind(tmp_path, world):
         clock=now,
         rules=CreationRules(registry=ALGORITHMS),
         ownership=cast(RunOwnership, None),
-        forwarding=Forwarding(None),
-        address=lambda: "",
+        forwarding=Forwarding(None, lambda: ""),
     )
     set_caller(Caller(role=Role.CLIENT))
     before = asyncio.all_tasks()

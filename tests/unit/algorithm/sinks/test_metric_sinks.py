@@ -20,7 +20,7 @@ from fulmen_algorithm.runs.run import PolicySpec, RunState, TrainingRun
 from fulmen_algorithm.sinks.prometheus import RunMetrics
 from fulmen_algorithm.sinks.publisher import MetricPublisher
 from fulmen_algorithm.sinks.sink import OpenSink, load_sink
-from tests.support.algorithm.run_service import now, training_run
+from tests.support.algorithm.new_run import now, training_run
 from tests.support.algorithm.vllm import settled
 
 NAME = "projects/default/trainingRuns/arithmetic-1"

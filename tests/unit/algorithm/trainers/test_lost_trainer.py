@@ -14,6 +14,7 @@ import pytest
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.execution import MAX_TRAINERS_LOST
 from fulmen_algorithm.runs.failure import TrainerLost
+from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
@@ -51,7 +52,7 @@ async def test_a_run_resumes_when_a_rank_is_killed_in_the_middle_of_a_step(world
     thread = TorchThread(torch_threads=1)
     opened: list[TrainerSetup] = []
 
-    async def open_trainer(setup: TrainerSetup) -> Trainer:
+    async def open_trainer(setup: TrainerSetup, notify: Notify) -> Trainer:
         opened.append(setup)
         if len(opened) == 1:
             # The checkpoint of step 2 is there, and step 3 is lost.
@@ -75,7 +76,7 @@ async def test_a_run_whose_trainers_are_all_lost_fails_and_says_why(world, grpo_
     run = await created(grpo_draft, world)
     opened = 0
 
-    async def open_trainer(setup: TrainerSetup) -> Trainer:
+    async def open_trainer(setup: TrainerSetup, notify: Notify) -> Trainer:
         nonlocal opened
         opened += 1
         raise TrainerLost("Rank 0 of the trainer has ended.")

@@ -5,50 +5,45 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from msgspec.msgpack import encode
 
+from fulmen_algorithm.cluster.wire import VARIABLE, Ticket
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import Answer, Call
 from fulmen_algorithm.trainers.rank import Worker
 
 WAIT_S = 60
 RANK = """
-import socket, sys
-from queue import SimpleQueue
-from threading import Thread
-from fulmen_algorithm.trainers.rank import _listen
+from fulmen_algorithm.cluster.wire import Ticket
+from fulmen_algorithm.trainers.service_link import ServiceLink
 
-service = socket.socket(fileno=int(sys.argv[1]))
-service.sendall(b"an answer")
-Thread(target=_listen, args=(service, SimpleQueue()), daemon=True).start()
-print("listens", flush=True)
-SimpleQueue().get()
+ServiceLink(Ticket.from_environment()).next_call()
 """
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_a_rank_ends_when_its_socket_does(is_read):
-    ours, theirs = socket.socketpair()
-    with subprocess.Popen(
-        [sys.executable, "-c", RANK, str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as rank:
-        theirs.close()
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == b"listens\n"
-        if is_read:
-            assert ours.recv(64) == b"an answer"
-        # With something unread in it, a Unix socket does not end but breaks (ECONNRESET).
-        ours.close()
-        try:
-            assert rank.wait(WAIT_S) == 0
-        finally:
-            rank.kill()
+def test_a_rank_ends_when_its_connection_does(is_read, tmp_path):
+    ticket = Ticket(service=f"unix:{tmp_path / 'service'}")
+    variables = {VARIABLE: ticket.text(), "RANK": "0", "OMP_NUM_THREADS": "1"}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "service"))
+        listening.listen()
+        with subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, **variables}) as rank:
+            listening.settimeout(WAIT_S)
+            service, _ = listening.accept()
+            assert service.recv(1)
+            if is_read:
+                assert service.recv(4096)
+            # With something unread in it, a Unix socket does not end but breaks (ECONNRESET).
+            service.close()
+            try:
+                assert rank.wait(WAIT_S) == 0
+            finally:
+                rank.kill()
 
 
 class Failing:
@@ -68,7 +63,7 @@ class Failing:
     ],
 )
 def test_an_unexpected_error_is_logged_with_its_traceback(error, answer, where_is_logged, capsys):
-    worker = Worker(argparse.Namespace(), 0)
+    worker = Worker(argparse.Namespace(), 0, meet=lambda: ("", None), left=Future())
     worker._trainer = Failing(error)
     assert worker.answer(encode(Call(method="write_state", arguments=b'{"folder": "/anywhere"}'))) == answer
     logged = capsys.readouterr().err

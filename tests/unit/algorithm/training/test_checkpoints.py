@@ -8,10 +8,10 @@ import textwrap
 import pytest
 import torch
 
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointStore
+from fulmen_algorithm.persistence.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, Schedule, StepSettings
-from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.state_files import UnknownFormat, read_state, write_state
 from fulmen_algorithm.training.step import make_state, train_batch
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.COSINE, warmup_steps=2, total_steps=20)
@@ -96,6 +96,16 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, m
     assert [d.path for d in found.damaged] == [damaged.path]
 
 
+def test_a_state_of_another_release_is_refused_by_its_format(tmp_path, model_dir):
+    state = fresh(model_dir)
+    write_state(state, tmp_path)
+    saved = torch.load(tmp_path / "training.pt", weights_only=True)
+    for later, text in (({**saved, "format": 3}, "has format 3"), ({"moments": {}}, "has format 1")):
+        torch.save(later, tmp_path / "training.pt")
+        with pytest.raises(UnknownFormat, match=f"{text}; this release reads format 2"):
+            read_state(tmp_path, state)
+
+
 def test_progress_that_is_not_json_makes_no_checkpoint(tmp_path, model_dir):
     store = CheckpointStore(directory=tmp_path)
     with pytest.raises(TypeError):
@@ -106,7 +116,7 @@ def test_progress_that_is_not_json_makes_no_checkpoint(tmp_path, model_dir):
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    import fulmen_algorithm.training.checkpoints as checkpoints
+    import fulmen_algorithm.persistence.checkpoints as checkpoints
     from fulmen_algorithm.training.policy import PolicyModel
     from fulmen_algorithm.training.settings import OptimizerSettings
     from fulmen_algorithm.training.state_files import write_state

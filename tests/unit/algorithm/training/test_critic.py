@@ -20,8 +20,10 @@ from fulmen_algorithm.losses.advantage_settings import (
     ScoringSettings,
 )
 from fulmen_algorithm.losses.advantages import Sample, token_advantages
+from fulmen_algorithm.losses.objectives import LossKl, Objective
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.trainers.devices import Devices
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.critic import Critic, generalised_advantages, value_loss
 from fulmen_algorithm.training.optimizer import MIN_NORMS
@@ -223,6 +225,28 @@ def test_a_policy_learns_to_say_what_is_rewarded(tiny_model, advantage):
         train_batch(state, rows, settings=StepSettings(), batch=BatchSettings(minibatches=1), seed=step)
     assert sum(means[:3]) / 3 < 0.2, means
     assert sum(means[-3:]) / 3 > 0.6, means
+
+
+def test_a_critic_and_a_reference_on_devices_of_their_own_change_no_number(tiny_model, rows):
+    setup = TrainerSetup(
+        model_dir=tiny_model,
+        reference_dir=tiny_model,
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+        seed=0,
+        critic=PLAN,
+    )
+    step = StepSettings(objective=Objective(kl=LossKl(coefficient=0.1)))
+    told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
+    found = []
+    # A machine without GPUs has one device, under two names.
+    for devices in (None, Devices(policy="cpu", reference="cpu:0", critic="cpu:0")):
+        trainer = LocalTrainer.open(setup, Ranks(), devices)
+        first = trainer.train(told, settings=step, batch=BatchSettings(minibatches=2), seed=1, current_version=0)
+        later = trainer.train(told, settings=step, batch=BatchSettings(minibatches=2), seed=2, current_version=1)
+        reference = trainer.reference_logprobs(told, settings=step)
+        found.append(([(each.loss, each.grad_norm, each.metrics) for each in (*first, *later)], reference))
+    assert found[0] == found[1]
+    assert all(metrics["value_skipped"] == 0.0 for _, _, metrics in found[0][0])
 
 
 def test_an_architecture_without_a_critic_is_refused_in_our_own_words(tiny_model, tmp_path):

@@ -9,7 +9,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, Lfm2Config, Lfm2ForC
 from fulmen_algorithm.training import scorer
 from fulmen_algorithm.training.compute import ComputeSettings, Precision
 from fulmen_algorithm.training.packing import plan
-from fulmen_algorithm.training.parallel import layouts_of
+from fulmen_algorithm.training.parallel import RankSpeeds, last_end_s, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import OptimizerSettings, PackingMode, StepSettings
@@ -55,6 +55,43 @@ def test_no_rank_has_more_than_a_micro_batch_more_than_another(lengths, budget, 
     loads = [sum(layout.size_tokens for layout in share) for share in shares]
     largest = max(layout.size_tokens for share in shares for layout in share)
     assert max(loads) - min(loads) <= largest
+
+
+speeds_of_ranks = st.lists(st.floats(0.01, 100), min_size=1, max_size=5)
+
+
+@given(lengths, st.integers(60, 300), speeds_of_ranks, st.sampled_from(PackingMode))
+def test_by_speed_the_last_rank_ends_no_later_than_by_positions_and_every_row_is_dealt_once(
+    lengths, budget, speeds, mode
+):
+    rows, ranks = [row_of(length) for length in lengths], Ranks(world_size=len(speeds))
+    alike = layouts_of(rows, ranks, token_budget=budget, mode=mode)
+    shares = layouts_of(rows, ranks, token_budget=budget, mode=mode, speeds=speeds)
+    dealt = [layout for share in shares for layout in share]
+    assert sorted(i for layout in dealt for line in layout.lines for i in line) == list(range(len(rows)))
+    assert all(layout.size_tokens <= budget for layout in dealt)
+    end_s = last_end_s(shares, speeds)
+    assert end_s <= last_end_s(alike, speeds)
+    # When the rank that ends last took its last micro-batch, no other would have ended with it earlier.
+    sizes = [layout.size_tokens for share in alike for layout in share]
+    assert end_s <= (sum(sizes) + (len(speeds) - 1) * max(sizes)) / sum(speeds) * (1 + 1e-9)
+
+
+def test_a_rank_that_is_three_times_slower_gets_a_third():
+    rows = [row_of(10) for _ in range(16)]
+    shares = layouts_of(rows, Ranks(world_size=2), token_budget=8192, mode=PackingMode.PACKED, speeds=[300.0, 100.0])
+    assert [sum(layout.size_tokens for layout in share) for share in shares] == [120, 40]
+
+
+def test_speeds_are_measured_of_copies_and_a_rank_without_rows_comes_closer_to_the_mean():
+    speeds = RankSpeeds(ranks_per_copy=2)
+    assert speeds.by_rank == ()
+    speeds.note([0, 0, 0, 0], [1.0, 1.0, 1.0, 1.0])
+    assert speeds.by_rank == ()
+    speeds.note([100, 100, 50, 50], [0.5, 1.0, 1.0, 0.9])
+    assert speeds.by_rank == (100.0, 100.0, 50.0, 50.0)
+    speeds.note([200, 200, 0, 0], [1.0, 1.0, 0.1, 0.1])
+    assert speeds.by_rank == pytest.approx((150.0, 150.0, 65.0, 65.0))
 
 
 def test_rows_of_a_step_occupy_every_rank():

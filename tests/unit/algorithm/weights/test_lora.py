@@ -19,7 +19,7 @@ from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, 
 from fulmen_algorithm.training.state_files import read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step
 from fulmen_algorithm.weights.publishing import WeightsOrder
-from fulmen_algorithm.weights.weight_writer import published_tensors
+from fulmen_algorithm.weights.torch_tensors import published_tensors
 from fulmen_exchange.ranks import Ranks
 
 ROLES = ("planner", "solver")

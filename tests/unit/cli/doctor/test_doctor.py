@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fulmen.algorithm.v1.training_run_pb2 import TrainingRun
 from fulmen_cli.doctor import machine as checks
-from fulmen_cli.doctor.deployment import clocks, token
+from fulmen_cli.doctor.deployment import clocks, engines, token
 from fulmen_cli.local.record import StackFolder, StackRecord, StackState
 from fulmen_cli.main import app
 
@@ -136,6 +137,16 @@ def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         port = listener.getsockname()[1]
         monkeypatch.setattr(checks, "DEFAULT_PORTS", {"store": port})
         yield port
+
+
+def test_engines_that_take_no_calls_are_worth_knowing_and_runs_without_engines_are_not() -> None:
+    whole = TrainingRun(name="projects/p/trainingRuns/a", engine_count=2, ready_engine_count=2)
+    short = TrainingRun(name="projects/p/trainingRuns/b", engine_count=3, ready_engine_count=1)
+    assert engines([TrainingRun(name="projects/p/trainingRuns/c")]) == []
+    assert [(each.ok, each.text) for each in engines([whole])] == [(True, "all 2 take calls")]
+    [found] = engines([whole, short])
+    assert found.ok is None
+    assert found.text == "ready: 1 of 3 of projects/p/trainingRuns/b"
 
 
 def test_a_default_port_belongs_to_the_stack_that_runs_here_only_if_that_stack_chose_it(

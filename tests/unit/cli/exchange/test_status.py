@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1 import training_run_pb2
-from fulmen.errors import ArgumentInvalid, TrainingRunNotFound
-from fulmen.rpc.services import Services
 from fulmen_cli.exchange.commands import amount, size
 from fulmen_cli.exchange.events import NOTICES_KEPT, ExchangeEvents, Metric, follow_events
-from fulmen_cli.exchange.shards import ServiceShards, ask_all, last_round
+from fulmen_cli.exchange.shards import ServiceShards, last_round
 from tests.support.cli.run_events import SUCCEEDED, Event, RunService, run, step
 
 
@@ -26,19 +24,6 @@ def history(*events: Event, asked: training_run_pb2.TrainingRun | None = None) -
     for event in events:
         shown.add(event)
     return shown
-
-
-def test_the_newest_value_of_each_metric_of_the_exchange_counts_with_its_step() -> None:
-    shown = history(
-        step(1, loss=2.0, exchange_ratio=4.0, exchange_cosine=0.9),
-        step(2, loss=1.0, exchange_ratio=16.0),
-    )
-
-    assert shown.step == 2
-    assert shown.metrics == {
-        "exchange_ratio": Metric(step=2, value=16.0),
-        "exchange_cosine": Metric(step=1, value=0.9),
-    }
 
 
 def test_the_share_of_an_exchange_is_that_of_the_time_that_training_took_so_far() -> None:
@@ -105,40 +90,6 @@ async def test_the_events_of_an_ended_run_are_read_to_the_end() -> None:
     service = RunService([step(1), Event(run=run(1, state=SUCCEEDED))], closes=True)
     async with follow_events(service.client, run(1, state=SUCCEEDED)) as shown:
         assert shown.run.state == SUCCEEDED
-
-
-async def test_a_refusal_of_the_service_is_raised() -> None:
-    service = RunService([], error=TrainingRunNotFound("There is no such training run."))
-    with pytest.raises(TrainingRunNotFound):
-        async with follow_events(service.client, run()):
-            pass
-
-
-class Holder:
-    """A service whose shards come in pages, and which remembers the newest round of none of them."""
-
-    @property
-    def exchanges(self) -> Holder:
-        return self
-
-    async def GetExchange(self, request: pb.GetExchangeRequest, timeout: float) -> pb.GetExchangeResponse:
-        first = int(request.page_token or 0)
-        shard = pb.ShardStatus(terms=pb.ExchangeTerms(shard=first), round=3)
-        return pb.GetExchangeResponse(shards=[shard], next_page_token=str(first + 1) if first < 2 else "")
-
-    async def GetRound(self, request: pb.GetRoundRequest, timeout: float) -> pb.GetRoundResponse:
-        if request.round == 3:
-            raise ArgumentInvalid("There is no such round.", violations=[])
-        return went(request.shard)
-
-
-async def test_all_shards_of_a_service_are_asked_for_and_their_last_whole_rounds() -> None:
-    [services] = await ask_all({"a": cast(Services, Holder())}, "projects/default/trainingRuns/a", are_named=True)
-
-    assert [shard.terms.shard for shard in services.shards] == [0, 1, 2]
-    assert {shard: (number, list(one.ranks)) for shard, (number, one) in services.rounds.items()} == {
-        shard: (2, [shard]) for shard in range(3)
-    }
 
 
 def went(*ranks: int, **more: Any) -> pb.GetRoundResponse:

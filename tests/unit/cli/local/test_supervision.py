@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from fulmen_cli.local.supervisor import RestartPolicy
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def waits(every_s: float, count: int) -> list[float]:
@@ -19,7 +12,7 @@ def waits(every_s: float, count: int) -> list[float]:
     found = []
     for _ in range(count):
         found.append(policy.note_death())
-        clock.now += every_s
+        clock.now_s += every_s
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from fulmen.train_toml.train import load_train_config
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_cli.model.memory import (
@@ -221,3 +224,26 @@ async def test_a_plan_of_a_model_on_a_hub_reads_its_configuration_alone(tmp_path
     assert hub.files_asked() == ["config.json"]
     assert unknown.status == Exit.NOT_FOUND
     assert "no model Acme/None" in unknown.stderr
+
+
+async def test_the_real_model_of_the_support_desk_is_checked_and_fits_on_one_gpu_of_40_gb(
+    tmp_path: Path, repository_root: Path
+) -> None:
+    folder = tmp_path / "desk"
+    shutil.copytree(repository_root / "examples/support_agent", folder)
+    venv.create(folder / ".venv", symlinks=True)
+    talk = [{"role": "user", "content": "Where is order D27?"}]
+    answer = {"role": "assistant", "content": "It was delivered."}
+    (folder / "data").mkdir()
+    for name in ("desk.train", "desk.validation"):
+        (folder / f"data/{name}.jsonl").write_text(f"{json.dumps({'messages': [*talk, answer]})}\n")
+    (folder / "data/exam.jsonl").write_text(f"{json.dumps({'input': {'messages': talk}})}\n")
+    checked = await run_module("fulmen_cli", "train", str(folder / "imitate_real.toml"), "--check", environment={})
+    assert "imitate_real.toml is valid." in checked.stdout, checked.stderr
+
+    base = load_train_config(folder / "imitate_real.toml").policy.base
+    with running_hub() as hub:
+        hub.repositories[base.removeprefix("hf:")] = Repository.of({"config.json": json.dumps(QWEN3_0_6B).encode()})
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        planned = await run_module("fulmen_cli", "model", "plan", base, "-o", "json", environment=environment)
+    assert {card["gpus"] for card in json.loads(planned.stdout)["cards"] if card["memory_bytes"] >= 40 * 2**30} == {1}

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.rpc.services import Services
+from fulmen.algorithm.v1 import training_run_pb2
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.run.compare import RunHistory, _save_picture, _sparkline, differing, read_history
 from fulmen_cli.run.reproduce import Deviation, first_deviation
-
-RUNNING = training_run_pb2.TRAINING_RUN_STATE_RUNNING
-SUCCEEDED = training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED
+from tests.support.cli.run_events import RUNNING, SUCCEEDED, Event, RunService, run, step
 
 
 @pytest.mark.parametrize(
@@ -85,61 +80,15 @@ def test_what_is_no_number_twice_is_the_same() -> None:
     assert first_deviation(history("a", {"loss": float("nan")}), history("b", {"loss": 1.0})) is not None
 
 
-class Stream:
-    """The events of a run, after which the stream closes, or falls silent."""
-
-    def __init__(self, events: list[training_run_pb2.TrainingRunEvent], *, closes: bool) -> None:
-        self._events = events
-        self._closes = closes
-
-    async def __aiter__(self) -> AsyncIterator[training_run_service_pb2.WatchTrainingRunResponse]:
-        for event in self._events:
-            yield training_run_service_pb2.WatchTrainingRunResponse(event=event)
-        if not self._closes:
-            await asyncio.Event().wait()
-
-    def cancel(self) -> None:
-        """Ends it."""
+async def curve(*events: Event, closes: bool, at: int = 0) -> list[tuple[int, float]]:
+    """Reads the history of a run that has these events, and is at a step that none of them has told."""
+    service = RunService(events, closes=closes)
+    service.run.step = at or service.run.step
+    return (await asyncio.wait_for(read_history(service.client, "a"), 5)).curve("loss")
 
 
-class Service:
-    """A service with one run, whose last event says how it is."""
-
-    def __init__(self, *events: training_run_pb2.TrainingRunEvent, closes: bool, step: int = 0) -> None:
-        self._stream = Stream(list(events), closes=closes)
-        self._run = training_run_pb2.TrainingRun()
-        self._run.CopyFrom([event.run for event in events if event.HasField("run")][-1])
-        self._run.step = step or self._run.step
-
-    @property
-    def training_runs(self) -> Service:
-        """The stub of the service."""
-        return self
-
-    def WatchTrainingRun(self, request: training_run_service_pb2.WatchTrainingRunRequest) -> Stream:
-        """Opens the stream."""
-        return self._stream
-
-    async def GetTrainingRun(
-        self, request: training_run_service_pb2.GetTrainingRunRequest
-    ) -> training_run_service_pb2.GetTrainingRunResponse:
-        """Returns the run."""
-        return training_run_service_pb2.GetTrainingRunResponse(training_run=self._run)
-
-
-def state(value: Any, *, step: int = 0, rolled_back: int = 0) -> training_run_pb2.TrainingRunEvent:
-    run = training_run_pb2.TrainingRun(
-        name="projects/default/trainingRuns/a", state=value, step=step, rollback_count=rolled_back
-    )
-    return training_run_pb2.TrainingRunEvent(run=run)
-
-
-def step(number: int, **values: float) -> training_run_pb2.TrainingRunEvent:
-    return training_run_pb2.TrainingRunEvent(step=training_run_pb2.StepMetrics(step=number, values=values))
-
-
-async def curve(service: Service) -> list[tuple[int, float]]:
-    return (await asyncio.wait_for(read_history(cast(Services, service), "a"), 5)).curve("loss")
+def state(value: int, *, step: int = 0, rollbacks: int = 0) -> Event:
+    return Event(run=run(step, state=value, rollbacks=rollbacks))
 
 
 OLD = (state(RUNNING), step(1, loss=5), step(2, loss=4), step(3, loss=3))
@@ -148,19 +97,17 @@ OLD = (state(RUNNING), step(1, loss=5), step(2, loss=4), step(3, loss=3))
 @pytest.mark.parametrize("closes", [True, False])
 async def test_a_run_that_ended_and_was_rolled_back_has_the_metrics_of_its_last_branch(closes: bool) -> None:
     ended = state(SUCCEEDED, step=3)
-    back = state(RUNNING, step=1, rolled_back=1)
-    service = Service(
-        *OLD, ended, back, step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3, rolled_back=1), closes=closes
-    )
-    assert await curve(service) == [(1, 5), (2, 2), (3, 1)]
+    back = state(RUNNING, step=1, rollbacks=1)
+    again = (step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3, rollbacks=1))
+    assert await curve(*OLD, ended, back, *again, closes=closes) == [(1, 5), (2, 2), (3, 1)]
 
 
 async def test_a_run_that_goes_on_after_a_rollback_has_no_discarded_metric() -> None:
-    back = state(RUNNING, step=1, rolled_back=1)
-    assert await curve(Service(*OLD, back, closes=False)) == [(1, 5)]
-    assert await curve(Service(*OLD, back, step(2, loss=2), closes=False, step=2)) == [(1, 5), (2, 2)]
+    back = state(RUNNING, step=1, rollbacks=1)
+    assert await curve(*OLD, back, closes=False) == [(1, 5)]
+    assert await curve(*OLD, back, step(2, loss=2), closes=False, at=2) == [(1, 5), (2, 2)]
 
 
 async def test_a_step_that_is_done_again_after_a_crash_counts_once() -> None:
-    service = Service(*OLD, step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3), closes=True)
-    assert await curve(service) == [(1, 5), (2, 2), (3, 1)]
+    again = (step(2, loss=2), step(3, loss=1), state(SUCCEEDED, step=3))
+    assert await curve(*OLD, *again, closes=True) == [(1, 5), (2, 2), (3, 1)]

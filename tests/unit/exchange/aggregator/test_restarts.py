@@ -9,9 +9,7 @@ import pytest
 from fulmen_exchange.aggregator.effects import Effect, PayloadStatus, RankBehind, Response, ResumePoint, SumDue
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CallTerms
-from tests.support.exchange.aggregators import CODED, PLAIN, SUMMED, TERMS, chunk, contributors, kept, started
-
-SECOND = replace(CODED, bucket=0)
+from tests.support.exchange.aggregators import PLAIN, SUMMED, TERMS, chunk, contributors, kept, started
 
 
 def statuses(effects: list[Effect]) -> list[PayloadStatus]:

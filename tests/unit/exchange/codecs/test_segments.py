@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulmen_exchange import wire
-from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.aggregator.shard import LARGEST, Shard
 from fulmen_exchange.codecs.codec import BLOCK, Round
 from fulmen_exchange.codecs.sparse import share_of
 from tests.support.exchange.codec_cases import (
@@ -204,3 +204,30 @@ def test_a_share_is_never_more_than_all_nor_nothing():
     assert share_of(1.0) < 1.0 < 1.01 * share_of(1.0)
     assert share_of(0.1) == 1.0
     assert 0 < share_of(1e9) < 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_an_element_whose_sum_overflows_is_left_out_once_and_summed_in_later_rounds(name):
+    codec, size, place = ALL[name](), BLOCK, 7
+    shard, reply = Shard(codec), ALL[name]().reply()
+    huge = torch.zeros(size)
+    huge[place] = 1.5 * LARGEST
+    states = [codec.new_state(huge) for _ in range(2)]
+
+    def summed(number, values):
+        round_ = Round(number=number, world_size=2, ratio=4.0, seed=7, flush=True)
+        payloads = [codec.encode(values.clone(), state, [0, size], round_)[0] for state in states]
+        out = torch.zeros(size)
+        reply.add(shard.reduce(0, payloads, round_), out)
+        return out
+
+    assert bool(summed(1, huge).isfinite().all())
+    assert shard.overflowed == 1
+    ones = torch.zeros(size)
+    ones[place] = 1.0
+    for state in states:
+        for tensor in state.values():
+            tensor.zero_()
+    later = sum(float(summed(number, ones)[place]) for number in range(2, 12))
+    assert later > 19.0, "that of two ranks in ten rounds, and more with momentum"
+    assert shard.overflowed == 1

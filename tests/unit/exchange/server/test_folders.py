@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fulmen_exchange.aggregator.folders import make_folder
+from fulmen_exchange.aggregator.held_folder import FolderHeld
 from fulmen_exchange.server.runs import RUN_FILE, ExchangeFolders
 
 HOUR_S = 3600.0
@@ -22,11 +23,12 @@ def folders(root: Path) -> ExchangeFolders:
 
 def kept(folders: ExchangeFolders, run: str, *, shard: int = 0, age_s: float = 0.0) -> Path:
     """Makes the folder of a shard with a sum, as if it were so old."""
-    folder = folders.of(run, shard)
-    folder.mkdir(exist_ok=True)
+    held = folders.hold(run, shard)
+    held.release()
+    folder = held.path
     file = folder / "call-0.safetensors"
     file.write_bytes(b"sum")
-    for path in (file, folder, folder.parent / RUN_FILE, folder.parent):
+    for path in (file, folder, folder.with_suffix(".lock"), folder.parent / RUN_FILE, folder.parent):
         os.utime(path, (NOW_S - age_s, NOW_S - age_s))
     return file
 
@@ -66,8 +68,13 @@ def test_a_folder_of_which_nobody_knows_the_run_goes_by_its_age(tmp_path: Path) 
 
 def test_runs_of_two_projects_have_folders_of_their_own(tmp_path: Path) -> None:
     known = folders(tmp_path)
-    assert known.of(OVER, 0) != known.of("projects/other/trainingRuns/over", 0)
-    assert known.of(OVER, 0) == folders(tmp_path).of(OVER, 0)
+    ours, theirs = known.hold(OVER, 0), known.hold("projects/other/trainingRuns/over", 0)
+    assert ours.path.parent != theirs.path.parent
+    ours.release()
+    again = folders(tmp_path).hold(OVER, 0)
+    assert again.path.parent == ours.path.parent
+    again.release()
+    theirs.release()
 
 
 @pytest.mark.parametrize("is_synced", [True, False])
@@ -77,9 +84,43 @@ def test_the_disk_knows_a_folder_before_anything_is_put_into_it(
     synced: list[Path] = []
     monkeypatch.setattr("os.fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
     root = tmp_path / "state" / "exchange"
-    made = ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda _: False, is_synced=is_synced).of(ACTIVE, 0)
-    make_folder(made, is_synced=is_synced)
-    make_folder(made, is_synced=is_synced)
+    made = ExchangeFolders(root, keep_s=KEEP_S, is_over=lambda _: False, is_synced=is_synced).hold(ACTIVE, 0)
+    make_folder(made.path, is_synced=is_synced)
+    made.release()
 
-    assert made.is_dir()
-    assert synced == ([tmp_path, tmp_path / "state", root, made.parent] if is_synced else [])
+    assert made.path.is_dir()
+    assert synced == ([tmp_path, tmp_path / "state", root, made.path.parent] if is_synced else [])
+
+
+def test_a_server_that_lives_keeps_its_folder_and_one_that_has_gone_leaves_it_with_all_sums(tmp_path: Path) -> None:
+    first = folders(tmp_path).hold(ACTIVE, 0)
+    (first.path / "call-0.safetensors").write_bytes(b"sum")
+    with pytest.raises(FolderHeld):
+        folders(tmp_path).hold(ACTIVE, 0)
+    first.release()
+    second = folders(tmp_path).hold(ACTIVE, 0)
+
+    assert (second.path / "call-0.safetensors").read_bytes() == b"sum"
+    assert not first.path.exists()
+    second.release()
+
+
+def test_a_folder_of_an_older_version_is_taken_with_its_sums(tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    held = known.hold(ACTIVE, 0)
+    held.release()
+    (held.path / "call-0.safetensors").write_bytes(b"sum")
+    held.path.rename(held.path.with_name("shard-0"))
+    again = known.hold(ACTIVE, 0)
+
+    assert (again.path / "call-0.safetensors").read_bytes() == b"sum"
+    again.release()
+
+
+def test_the_folders_of_other_shards_are_not_touched(tmp_path: Path) -> None:
+    known = folders(tmp_path)
+    tenth, first = known.hold(ACTIVE, 10), known.hold(ACTIVE, 1)
+    assert tenth.path.is_dir()
+    assert first.path.is_dir()
+    tenth.release()
+    first.release()

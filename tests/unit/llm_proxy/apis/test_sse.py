@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,17 @@ def test_an_event_without_an_end_is_refused_at_the_limit() -> None:
 )
 def test_the_data_of_an_event(event: bytes, data: bytes | None) -> None:
     assert event_data(event) == data
+
+
+@pytest.mark.parametrize("gap", [b"\n", b"\r\n", b"\r", b"\n\n", b"\n    "])
+def test_line_breaks_of_a_document_stay_within_its_event(gap: bytes) -> None:
+    document = b'{"a":%b1,%b"b": "c\\\\nd"}' % (gap, gap)
+    [event] = EventSplitter(100).feed(encode_event(document, b"named"))
+    assert event.count(b"\n") == 3
+    assert b"\r" not in event
+    data = event_data(event)
+    assert data is not None
+    assert json.loads(data) == json.loads(document)
 
 
 def test_an_encoded_event_is_split_and_read_back() -> None:

@@ -12,7 +12,7 @@ from fulmen.errors import AttemptOver
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptState, AttemptStatus, AttemptTie, _key
-from tests.support.llm_proxy.places import Clock
+from tests.support.clock import Clock
 
 LIVE = AttemptStatus(state=AttemptState.LIVE, project=DEFAULT_PROJECT, mode="train")
 ENDED = AttemptStatus(state=AttemptState.ENDED, project=DEFAULT_PROJECT, mode="train")
@@ -140,7 +140,10 @@ def test_whatever_happens_the_ended_are_refused_and_only_callers_are_asked_about
             called.clear()
 
 
-async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_is_changed() -> None:
+@pytest.mark.parametrize(("is_cancelled", "error"), [(False, AttemptOver), (True, asyncio.CancelledError)])
+async def test_a_held_call_ends_with_the_error_of_its_attempt_unless_somebody_else_cancels_it(
+    is_cancelled: bool, error: type[BaseException]
+) -> None:
     guard = AttemptGuard(clock=Clock(0.0))
     waiting = asyncio.Event()
 
@@ -152,25 +155,9 @@ async def test_a_held_call_ends_with_the_error_of_its_attempt_and_nothing_else_i
     task = asyncio.create_task(call())
     await waiting.wait()
     guard.pending_checks()
+    if is_cancelled:
+        task.cancel()
     guard.update(of(1), ENDED)
-    with pytest.raises(AttemptOver):
+    with pytest.raises(error):
         await task
-    assert task.cancelling() == 0
-
-
-async def test_a_held_call_that_somebody_else_cancels_is_cancelled() -> None:
-    guard = AttemptGuard(clock=Clock(0.0))
-    waiting = asyncio.Event()
-
-    async def call() -> None:
-        with AttemptTie(guard, of(1)):
-            waiting.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(call())
-    await waiting.wait()
-    guard.pending_checks()
-    task.cancel()
-    guard.update(of(1), ENDED)
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    assert task.cancelling() == is_cancelled

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.calls.answer_cache import AnswerCache
-from tests.support.llm_proxy.places import Clock
+from tests.support.clock import Clock
 
 MAX_BYTES = 64_000
 

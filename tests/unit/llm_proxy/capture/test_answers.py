@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 
 import pytest
 
@@ -42,14 +41,6 @@ def judge(document: object) -> tuple[dict, Captured]:
 def test_an_answer_with_nothing_to_strip_passes_byte_for_byte() -> None:
     body = b'{ "choices" : [ {"index":0, "message": {"content":"\\u00e4"}} ],   "big": 123456789012345678901234567890 }'
     assert ChatReader(Asked()).whole(body) == body
-
-
-def test_several_choices_are_judged_together() -> None:
-    first = answer()["choices"][0]
-    second = first | {"index": 1, "token_ids": [7, 8]}
-    _, captured = judge(answer(choices=[second, first], usage={"prompt_tokens": 3, "completion_tokens": 4}))
-    assert captured.flaws == ()
-    assert [array("i", choice.token_ids).tolist() for choice in captured.choices] == [[5, 6], [7, 8]]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
 from fulmen_llm_proxy.routing.retry import RetryPolicy
+from tests.support.clock import Clock
 from tests.support.llm_proxy.finished_calls import finished
-from tests.support.llm_proxy.places import Clock
 
 DEADLINE_S = 10
-ATTEMPT = "projects/default/rollouts/0190a0b0-0000-7000-8000-000000000000/attempts/1"
 
 
 async def test_an_attempt_is_settled_when_no_call_runs_and_all_are_delivered() -> None:

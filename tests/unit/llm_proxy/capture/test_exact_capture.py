@@ -8,7 +8,6 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,16 +213,3 @@ def test_a_stream_that_breaks_off_keeps_the_ids_that_came_and_is_not_trained_on(
         for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
             came.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
     assert captured_ids(captured) == came
-
-
-@pytest.mark.parametrize("more", [1, 5])
-def test_a_backend_that_counts_more_tokens_than_it_gave_ids_for_is_not_trusted(more: int) -> None:
-    sampled = Sampled(
-        choices=[[Piece(ids=[1, 2], logprobs=[-1.0, -2.0], text="x", tool=None)]], finish=["stop"], turns=[0]
-    )
-    said = b'"completion_tokens":%d' % (2 + more)
-    data = streamed(sampled, capture=True).replace(b'"completion_tokens":2', said)
-    _, collected = read(data, [], sampled.asked)
-    captured = decode_capture(collected, default_version=VERSION)
-    assert captured.flaws == (Flaw.USAGE_MISMATCH,)
-    assert captured_ids(captured) == {0: [1, 2]}

@@ -20,7 +20,7 @@ from fulmen_llm_proxy.limits.limiter import (
     Window,
 )
 from fulmen_llm_proxy.limits.sliding_count import SLOT_S, SLOTS, SlidingCount
-from tests.support.llm_proxy.places import Clock
+from tests.support.clock import Clock
 
 P = "projects/p"
 BEGIN_S = 1_000_000 * SLOT_S
@@ -163,28 +163,6 @@ def test_what_others_use_counts_until_it_is_a_minute_old() -> None:
     for _ in range(5):
         admit(limiter)
     refusal(limiter)
-
-
-def test_processes_that_tell_one_another_share_a_limit() -> None:
-    clock = Clock(BEGIN_S)
-    both = [limiter_of(clock, requests_per_minute=20), limiter_of(clock, requests_per_minute=20)]
-
-    def exchange() -> None:
-        told = [one.windows() for one in both]
-        for one, (slot, windows) in zip(both, reversed(told), strict=True):
-            one.apply_remote(slot, windows)
-
-    admitted = 0
-    for _ in range(30):
-        for one in both:
-            try:
-                one.settle(admit(one, tokens=3), 3)
-                admitted += 1
-            except ModelLimitExceeded:
-                pass
-        exchange()
-        clock.now_s += 1
-    assert admitted == 20
 
 
 def test_idle_accounts_are_forgotten_and_those_with_calls_are_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from fulmen_llm_proxy.apis.usage import BYTES_PER_TOKEN, MAX_TOKENS, TokenCounts
 from fulmen_llm_proxy.limits.prices import Price, PriceTable
 from fulmen_llm_proxy.limits.usage_book import BATCH_KEYS, UsageBook, UsageCounts
 from fulmen_llm_proxy.limits.usage_sync import StoreClock
-from fulmen_llm_proxy.settings import ModelPrice
+from fulmen_llm_proxy.settings import LlmProxySettings, ModelPrice
 
 KEY = ("projects/p", "a", "m", "backends/b")
 
@@ -130,3 +131,42 @@ def test_what_a_call_reserves_can_be_told_whatever_it_asks_for(asked: int, reser
     request = BY_PATH["/v1/chat/completions"].parse(b'{"model": "m", "messages": [], "max_tokens": %d}' % asked)
     prompt = sum(map(len, request.fields.values())) // BYTES_PER_TOKEN
     assert tokens_to_reserve(request, assumed_completion=0) == prompt + reserved
+
+
+def test_the_cost_of_a_budget_is_told_once_in_whole_micros_and_counts_until_the_store_has_it() -> None:
+    book, paid = UsageBook(), ("projects/p", "project", 0)
+    for cost in (1.5, 0.75):
+        book.count(KEY, UsageCounts(requests=1, cost_micros=cost), [paid])
+    assert book.unreported_micros(paid) == 2.25
+    first = book.batch()
+    assert first is not None
+    assert first.spend == {paid: 2}
+    book.count(KEY, UsageCounts(requests=1, cost_micros=0.75), [paid])
+    assert book.batch() is first
+    assert book.unreported_micros(paid) == 3.0
+    book.acknowledge()
+    assert book.unreported_micros(paid) == 1.0
+    second = book.batch()
+    assert second is not None
+    assert second.spend == {paid: 1}
+    assert book.unreported_micros(("projects/p", "run/r", 0)) == 0
+
+
+def test_prices_of_a_file_are_added_to_those_of_the_setting_which_win(tmp_path: Path) -> None:
+    file = tmp_path / "prices.json"
+    file.write_text('{"gpt-*": {"input": 1, "output": 2}, "tiny": {"input": 3, "output": 4}}')
+    own = {"tiny": {"input": 5, "output": 6}}
+    prices = LlmProxySettings(dev_mode=True, price_file=str(file), prices=own).resolved_prices()
+    assert {name: (each.input, each.output) for name, each in prices.items()} == {"gpt-*": (1, 2), "tiny": (5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("[", "price_file: .*JSON"), ('{"a": {"input": 1}, "b": 2}', r"a\.output: .*; b: ")]
+)
+def test_a_price_file_that_is_not_valid_is_told_with_every_problem(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "prices.json"
+    file.write_text(text)
+    with pytest.raises(ValidationError, match=problem):
+        LlmProxySettings(dev_mode=True, price_file=str(file))
+    with pytest.raises(ValidationError, match="cannot be read"):
+        LlmProxySettings(dev_mode=True, price_file=str(tmp_path / "none.json"))

@@ -20,7 +20,8 @@ from fulmen_llm_proxy.routing.balancing import (
     prompt_beginning,
     seed_of,
 )
-from tests.support.llm_proxy.places import KEYS, Clock, Keys, break_down, new_states
+from tests.support.clock import Clock
+from tests.support.llm_proxy.places import KEYS, Keys, break_down, new_states
 
 ALL = list(Balancing)
 
@@ -171,6 +172,53 @@ def test_other_beginnings_have_other_keys() -> None:
         prefix(input=[1, 2, 3]),
     ]
     assert len(set(keys)) == len(keys)
+
+
+def conversation(**fields: object) -> int:
+    return CallAffinity(
+        None, {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    ).conversation
+
+
+def test_a_conversation_is_bound_from_its_first_call_on_in_whatever_form_it_is_sent_again() -> None:
+    first = {"role": "user", "content": "2 + 2?"}
+    system = {"role": "system", "content": "You add."}
+    more = [{"role": "assistant", "content": "4}"}, {"role": "user", "content": "And 3?"}]
+    sorted_keys = [dict(sorted(each.items())) for each in (first, *more)]
+    marked = {"role": "user", "content": [{"type": "text", "text": "2 + 2?", "cache_control": {"type": "ephemeral"}}]}
+    began = conversation(messages=[first])
+    assert began == conversation(messages=[first, *more]) == conversation(messages=sorted_keys)
+    assert began == conversation(messages=[marked, *more])
+    assert conversation(messages=[system, first]) == conversation(messages=[system, first, *more])
+    assert conversation(system="You add.", messages=[first]) == conversation(
+        system=[{"type": "text", "text": "You add."}], messages=[first, *more]
+    )
+    assert conversation(input=[first]) == conversation(input=[first, *more])
+
+
+def test_other_conversations_and_those_of_other_users_are_bound_apart() -> None:
+    first, other = {"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}
+    system = {"role": "system", "content": "You add."}
+    keys = [
+        conversation(messages=[first]),
+        conversation(messages=[other]),
+        conversation(messages=[system, first]),
+        conversation(messages=[first], user="ann"),
+        conversation(messages=[first], user="bob"),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": "x"}, {"input": "x"}, {"input": [1, 2]}, {"messages": []}, {"messages": [1]}, {}]
+)
+def test_calls_without_messages_are_spread(body: dict[str, object]) -> None:
+    assert len({conversation(**body) for _ in range(10)}) == 10
+
+
+def test_an_attempt_or_a_named_conversation_binds_whatever_is_said() -> None:
+    said = {"messages": msgspec.Raw(b'[{"role":"user","content":"hi"}]')}
+    assert CallAffinity("a", said).conversation == CallAffinity("a", {}).conversation
 
 
 def test_calls_of_nobody_are_spread_and_those_of_an_attempt_are_not() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fulmen_llm_proxy.routing.breaker import FAILURES_IN_ROW, SUCCESSES_TO_CLOSE, TRIALS, Breaker, BreakerState
-from tests.support.llm_proxy.places import Clock
+from tests.support.clock import Clock
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 RECHECK_S = 2.0

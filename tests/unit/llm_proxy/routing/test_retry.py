@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -18,7 +19,8 @@ from fulmen_llm_proxy.routing.retry import (
     RetryPolicy,
     retry_after_s,
 )
-from tests.support.llm_proxy.places import Clock, new_states
+from tests.support.clock import Clock
+from tests.support.llm_proxy.places import new_states
 
 NOW_S = 1_700_000_000.0
 
@@ -64,6 +66,32 @@ def test_fallbacks_come_in_order_once_every_replica_was_tried_and_then_all_again
 def test_what_cannot_get_better_is_tried_elsewhere_or_nowhere(routes: int) -> None:
     step = recovery(routes).after(Failed(backend_id="a", replicas="a", again=False), elapsed_s=0)
     assert step == (None if routes == 1 else NextTry(route=1))
+
+
+def test_a_caller_that_states_its_patience_is_kept_no_longer_and_any_other_ten_seconds() -> None:
+    policy = RetryPolicy(deadline_s=30)
+    assert [policy.within(left_s).deadline_s for left_s in (None, 20, 100, 0, -3)] == [10, 18, 30, 0, 0]
+    assert RetryPolicy(deadline_s=3).within(None).deadline_s == 3
+    assert RetryPolicy(deadline_s=0).within(600).deadline_s == 0
+
+
+@given(st.integers(1, 4), st.integers(1, 4))
+def test_a_call_that_may_be_at_fault_is_tried_twice_at_each_backend_at_most(routes: int, replicas: int) -> None:
+    plan, tried = recovery(routes), Counter({"0a": 1})
+    step = NextTry(route=0)
+    backend_id = "0a"
+    while True:
+        names = [f"{step.route}{name}" for name in "abcd"[:replicas]]
+        failed = Failed(backend_id=backend_id, replicas=names, own_fault=True)
+        following = plan.after(failed, elapsed_s=0)
+        if following is None:
+            break
+        step = following
+        names = [f"{step.route}{name}" for name in "abcd"[:replicas]]
+        backend_id = next((name for name in names if name not in step.avoid), names[0])
+        tried[backend_id] += 1
+    assert set(tried) == {f"{route}{name}" for route in range(routes) for name in "abcd"[:replicas]}
+    assert max(tried.values()) <= 2
 
 
 def test_a_deadline_of_zero_never_tries_again() -> None:

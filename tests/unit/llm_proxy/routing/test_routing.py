@@ -53,6 +53,16 @@ def test_a_target_that_goes_or_comes_moves_only_its_own_attempts(names: set[str]
             assert after.choose("m", key, states).backend.id == held
 
 
+def test_engines_that_take_a_version_one_after_the_other_stand_in_for_each_other_and_keep_their_attempts() -> None:
+    routes = [table(of("a", version=one), of("b", version=two), rolling_versions=True) for one, two in [(1, 1), (2, 1)]]
+    before, during, states = *routes, new_states()
+    choices = [(before.choose("m", key, states), during.choose("m", key, states)) for key in KEYS[:100]]
+    assert all(old.backend == new.backend for old, new in choices)
+    assert {(new.backend.id, new.target.policy_version) for _, new in choices} == {("a", 2), ("b", 1)}
+    break_down(states, "a")
+    assert {during.choose("m", key, states).backend.id for key in KEYS[:100]} == {"b"}
+
+
 def test_an_attempt_stays_with_its_variant_whatever_becomes_of_its_replicas() -> None:
     routing = table(of("a", version=1), of("b", version=2), of("c", version=2))
     well, ill = new_states(), new_states()
@@ -92,6 +102,11 @@ def test_a_draining_backend_gets_no_call() -> None:
         table(of("a"), a=draining).choose("m", Keys(1), new_states())
 
 
-def test_an_unknown_model_names_those_that_are_served() -> None:
+def test_an_unknown_model_names_those_that_the_caller_may_use() -> None:
+    routing = table(of("a"))
     with pytest.raises(RouteNotFound, match="Served models: m"):
-        table(of("a")).choose("gone", Keys(1), new_states())
+        routing.route("gone", "projects/any")
+    with pytest.raises(RouteNotFound) as refused:
+        routing.choose("gone", Keys(1), new_states())  # a fallback that has just been deleted
+    assert "'m'" not in str(refused.value)
+    assert "Served" not in str(refused.value)

@@ -12,7 +12,17 @@ from fulmen_llm_proxy.apis.registry import BY_PATH
 from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path
 
 
-@pytest.mark.parametrize("path", [*BY_PATH, "/v1/models", "/v1/models/x", "/openai/deployments/x/chat/completions"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *BY_PATH,
+        "/v1/models",
+        "/v1/models/x",
+        "/openai/deployments/x/chat/completions",
+        "/chat/completions",
+        "/models/x",
+    ],
+)
 def test_the_path_of_an_api_is_the_same_behind_an_attempt(path: str) -> None:
     name = AttemptName(project=DEFAULT_PROJECT, rollout_id=uuid7(), number=3)
     plain, behind = parse_path(path), parse_path(f"/{name}{path}")
@@ -39,6 +49,13 @@ def test_only_apis_stand_behind_an_attempt(path: str) -> None:
         ("/openai/v1/responses", "/v1/responses", ""),
         ("/openai/responses", "/v1/responses", ""),
         ("/v1/chat/completions", "/v1/chat/completions", ""),
+        ("/chat/completions", "/v1/chat/completions", ""),
+        ("/messages/count_tokens", "/v1/messages/count_tokens", ""),
+        ("/models", "/v1/models", ""),
+        ("/models/m", "/v1/models/m", ""),
+        ("/responses/r/cancel", "/v1/responses/r/cancel", ""),
+        ("/chat", "/chat", ""),
+        ("/modelsx", "/modelsx", ""),
     ],
 )
 def test_azure_paths_name_the_same_apis(path: str, api: str, deployment: str) -> None:

@@ -11,9 +11,9 @@ from fulmen.ids import trace_id_of
 from fulmen_runner.agents.environment import QUIET, Endpoints, inherited_environment, network_environment, traceparent
 from fulmen_runner.agents.kubernetes.manifest import JobOrder, job_of, secret_of
 from fulmen_runner.agents.kubernetes.template import read_template
-from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.templates import Placeholders
+from fulmen_service_kit.ownership import Owner
 from tests.support.runner.assignments import assignment
 
 ENDPOINTS = Endpoints(

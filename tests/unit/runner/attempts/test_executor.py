@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
@@ -66,13 +65,6 @@ async def one(_: Invocation) -> object:
     return 1
 
 
-async def test_a_success_has_its_reward_and_output() -> None:
-    outcome = await executor(one).execute(assignment())
-    assert isinstance(outcome, Succeeded)
-    assert [reward.value for reward in outcome.rewards] == [1.0]
-    assert outcome.output.content == b"1"
-
-
 async def test_the_attempts_environment_goes_before_the_publishers() -> None:
     seen = {}
 
@@ -96,15 +88,6 @@ async def test_messages_hold_no_key_and_are_cut_at_the_front() -> None:
     assert isinstance(outcome, Failed)
     assert outcome.message.endswith(f"{MASKED} end")
     assert len(outcome.message.encode()) <= MAX_MESSAGE_BYTES
-
-
-async def test_output_holds_no_key() -> None:
-    async def tell(invocation: Invocation) -> object:
-        invocation.context.rewards["reward", None, b""] = 1.0
-        return f"my key is {invocation.assignment.attempt_key}"
-
-    outcome = await executor(tell).execute(assignment(key="secret-key"))
-    assert outcome.output.content == f"my key is {MASKED}".encode()
 
 
 @pytest.mark.parametrize(
@@ -184,20 +167,6 @@ async def test_an_attempt_whose_spans_were_not_acknowledged_is_not_complete() ->
     assert isinstance(outcome, Failed)
     assert outcome.kind is FailureKind.INFRA
     assert "2 spans" in outcome.message
-
-
-async def test_an_agents_directory_is_there_while_the_attempt_is() -> None:
-    directories: list[Path] = []
-
-    async def writes(invocation: Invocation) -> object:
-        context = invocation.context
-        assert context.work_dir == context.work_dir == (await invocation.workspace.open()).work_dir
-        (context.work_dir / "file").touch()
-        directories.append(context.work_dir)
-        return 1
-
-    assert isinstance(await executor(writes).execute(assignment()), Succeeded)
-    assert not directories[0].exists()
 
 
 @pytest.mark.parametrize(

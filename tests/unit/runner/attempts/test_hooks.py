@@ -10,9 +10,8 @@ import pytest
 from fulmen.errors import SettingsInvalid
 from fulmen.hooks import AttemptEnd, AttemptFacts, FailAttempt, Hook, SpansSummary
 from fulmen_runner.attempts.classification import CaptureEvidence
-from fulmen_runner.attempts.hooks import TIMED_OUT, AttemptHooks, HookedAttempt, HookFailure, NamedHook
+from fulmen_runner.attempts.hooks import TIMED_OUT, AttemptHooks, HookedAttempt, HookFailure, NamedHook, load_hooks
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward, Succeeded
-from fulmen_runner.hooks.loading import load_hooks
 from tests.support.runner.assignments import assignment
 
 POINTS = ("on_rollout_start", "on_trace_start", "on_trace_end", "on_rollout_end")

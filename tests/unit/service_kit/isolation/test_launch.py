@@ -198,7 +198,7 @@ def test_a_machine_without_any_technique_refuses_and_says_what_to_install(
 def test_a_step_that_fails_leaves_the_program_unstarted(tmp_path: Path) -> None:
     launch = Launch(
         argv=("touch", str(tmp_path / "started")),
-        confinement=launching._confinement(limits={}, uid=None) | {"cgroup_files": (str(tmp_path / "no" / "group"),)},
+        confinement={**launching._UNCONFINED, "cgroup_files": (str(tmp_path / "no" / "group"),)},
     )
     done = started(launch)
     assert (done.returncode, (tmp_path / "started").exists()) == (125, False)

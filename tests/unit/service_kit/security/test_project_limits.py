@@ -11,18 +11,10 @@ from fulmen.ids import ALL_PROJECTS
 from fulmen_service_kit.security import refusals
 from fulmen_service_kit.security.project_limits import BYTES_PER_UNIT, ProjectLimits
 from fulmen_service_kit.security.tokens import Caller, Role
+from tests.support.clock import Clock
 
 ANN, BOB = (Caller(role=Role.CLIENT, project=f"projects/{name}") for name in ("ann", "bob"))
 SERVICE = Caller(role=Role.SERVICE, project=ALL_PROJECTS)
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 
 from fulmen.errors import TokenInvalid, Unavailable
 from fulmen_service_kit.security.revocation import FollowedClock, RevocationFollower, RevokedTokens
-from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
+from fulmen_service_kit.security.tokens import RUN_ROLES, Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
 
@@ -72,7 +72,8 @@ async def test_a_list_that_was_on_its_way_does_not_bring_a_revoked_token_back() 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.ATTEMPT])
 def test_no_role_reaches_further_than_its_token(role: Role) -> None:
-    token = TokenSigner(KEY).issue(role, subject="ann", ttl_s=60, project="projects/a")
+    run = "projects/a/trainingRuns/r" if role in RUN_ROLES else ""
+    token = TokenSigner(KEY).issue(role, subject="ann", ttl_s=60, project="projects/a", training_run=run)
 
     caller = TokenVerifier(KEY).verify(token)
 
@@ -86,7 +87,7 @@ def test_services_reach_every_project_by_default_and_people_the_default_one() ->
     reach = {
         role: TokenVerifier(KEY).verify(TokenSigner(KEY).issue(role, subject="x", ttl_s=60)).project
         for role in Role
-        if role is not Role.ATTEMPT
+        if role not in (Role.ATTEMPT, *RUN_ROLES)
     }
 
     assert reach == {

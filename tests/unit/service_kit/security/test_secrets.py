@@ -9,8 +9,9 @@ import pytest
 from pydantic import Field, SecretStr
 
 from fulmen.errors import SettingsInvalid, TokenInvalid
+from fulmen_service_kit.security.own_token import OwnToken
 from fulmen_service_kit.security.secret import Secret, SigningKeys
-from fulmen_service_kit.security.tokens import OwnToken, Role, TokenSigner, TokenVerifier
+from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 
 OLD, NEW = "o" * 40, "n" * 40
@@ -86,7 +87,7 @@ def test_files_that_cannot_be_read_are_all_named(names: tuple[str, ...], monkeyp
 
 def test_a_deployment_changes_its_key_with_no_restart_and_no_moment_without_service(key_file: Path) -> None:
     keys = SecretiveSettings.from_environment().signing_keys()
-    verifier, own = TokenVerifier(keys), OwnToken(TokenSigner(keys), Role.SERVICE, subject="store")
+    verifier, own = TokenVerifier(keys), OwnToken(TokenSigner(keys), subject="store")
     by_old, own_by_old = issued(keys), own()
     assert verifier.verify(by_old).subject == "ann"
 
@@ -119,13 +120,13 @@ def test_a_file_of_keys_that_is_spoilt_changes_nothing(key_file: Path, spoilt: b
 
 def test_a_services_own_token_is_replaced_after_half_of_its_life() -> None:
     now_s = 0.0
-    own = OwnToken(TokenSigner(OLD), Role.SERVICE, subject="store", ttl_s=60, clock=lambda: now_s)
+    own = OwnToken(TokenSigner(OLD), subject="store", ttl_s=60, clock=lambda: now_s)
     first = own()
     now_s = 29.0
     assert own() is first
     now_s = 31.0
     assert own() is not first
-    assert OwnToken(TokenSigner(""), Role.SERVICE, subject="store")() == ""
+    assert OwnToken(TokenSigner(""), subject="store")() == ""
 
 
 def test_secrets_and_keys_do_not_show_what_they_hold(key_file: Path, caplog: pytest.LogCaptureFixture) -> None:

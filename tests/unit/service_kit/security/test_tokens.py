@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import TokenInvalid
 from fulmen.ids import DEFAULT_PROJECT, AttemptName
+from fulmen_service_kit.security.call_terms import NO_TERMS, CallTerms
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
 
 KEY = "k" * 32
@@ -33,14 +34,15 @@ def test_an_attempt_key_names_its_attempt_and_lease() -> None:
     )
 
 
-def test_an_attempt_key_carries_a_token_budget_only_when_it_has_one() -> None:
-    def key(**fields: int) -> str:
+def test_an_attempt_key_carries_the_terms_of_its_calls_only_when_it_has_some() -> None:
+    def key(terms: CallTerms = NO_TERMS) -> str:
         return TokenSigner(KEY).attempt_key(
-            ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60, **fields
+            ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60, terms=terms
         )
 
-    assert TokenVerifier(KEY).verify(key(token_budget=5000)).token_budget == 5000
-    assert TokenVerifier(KEY).verify(key()).token_budget == 0
+    terms = CallTerms(token_budget=5000, training_run='projects/p/trainingRuns/"r', agent="resources/a/versions/3")
+    assert TokenVerifier(KEY).verify(key(terms)).terms == terms
+    assert TokenVerifier(KEY).verify(key()).terms == NO_TERMS
     assert b'"bud"' not in base64.urlsafe_b64decode(key().split(".")[1] + "==")
 
 

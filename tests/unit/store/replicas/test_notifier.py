@@ -72,7 +72,8 @@ async def test_what_happens_during_a_call_goes_with_the_next_one() -> None:
         _, first, end = await client.next()
         assert first.ready == {1}
         sender.work_unmatched([2])
-        sender.announced([("finished", 3), ("resources", 4), ("other", 5), PROJECTS_CHANGED])
+        sender.rollouts_finished([3])
+        sender.announced([("resources", 4), ("other", 5), PROJECTS_CHANGED])
         sender.work_unmatched([2])
         end.set_result(None)
         _, second, end = await client.next()
@@ -164,13 +165,15 @@ async def test_heard_notification_wakes_those_who_wait_and_is_not_passed_on() ->
         def hint(self, projects: frozenset[int]) -> None:
             self.projects.append(projects)
 
-    hints = Hints()
-    receiver = NotificationReceiver(dispatcher=hints, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams())
-    counts = {key: wakeups.count(key) for key in (("finished", 1), ("resources", 2), PROJECTS_CHANGED)}
-    notification = Notification(ready={7}, finished={1, 9}, resources={2}, projects_changed=True)
+    ready, finished = Hints(), Hints()
+    receiver = NotificationReceiver(
+        dispatcher=ready, feed=finished, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams()
+    )
+    counts = {key: wakeups.count(key) for key in (("resources", 2), PROJECTS_CHANGED)}
+    notification = Notification(ready={7}, finished={1, 9}, resources={2, 9}, projects_changed=True)
     await receiver.receive(notification)
     assert all(wakeups.count(key) == count + 1 for key, count in counts.items())
-    assert hints.projects == [frozenset({7})]
+    assert (ready.projects, finished.projects) == ([frozenset({7})], [{1, 9}])
     assert announced == []
     # Keys that nobody asked for leave nothing behind.
-    assert wakeups.count(("finished", 9)) == 0
+    assert wakeups.count(("resources", 9)) == 0

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from fulmen.ids import uuid7
-from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.rollouts import feed as feed_module
 from fulmen_store.rollouts.feed import MAX_GROUPS, FeedFollower
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
+from fulmen_store.rollouts.feed_watch import FeedWatch
 from fulmen_store.rollouts.records import NO_RUN
 from fulmen_store.rollouts.table import FeedRow
 
@@ -42,7 +42,7 @@ class LongFeed:
 
 async def test_the_next_page_is_read_only_after_the_last_was_taken() -> None:
     feed = LongFeed(10 * MAX_GROUPS)
-    follower = FeedFollower(table=feed, wakeups=Wakeups(), poll_interval_s=0.01)
+    follower = following(feed)
     pages = follower.follow(Selection(project_id=1), Cursor())
     seen = []
     for number in range(1, 11):
@@ -61,5 +61,9 @@ async def test_who_waits_for_a_training_run_is_kept_alive_until_it_is_there(monk
     async def find() -> int:
         return next(numbers)
 
-    follower = FeedFollower(table=LongFeed(0), wakeups=Wakeups(), poll_interval_s=0.01)
-    assert [run_id async for run_id in follower.await_run(1, find)] == [NO_RUN, NO_RUN, 7]
+    assert [run_id async for run_id in following(LongFeed(0)).await_run(1, find)] == [NO_RUN, NO_RUN, 7]
+
+
+def following(feed: LongFeed) -> FeedFollower:
+    """Returns a follower of a feed."""
+    return FeedFollower(table=feed, watch=FeedWatch(table=feed, poll_interval_s=0.01))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid
 from fulmen_store.rollouts.filter import (
+    ROLLOUTS,
     Comparison,
     Conjunction,
     Disjunction,
@@ -68,6 +69,27 @@ def test_values_may_be_quoted_and_escaped() -> None:
         ("group_id = größe", "größe"),
     ):
         assert parse_filter(text) == Comparison(field=Field.GROUP_ID, operator=Operator.EQUAL, value=value), text
+
+
+def test_the_value_of_a_key_of_a_map_is_compared() -> None:
+    for text, key in (
+        ("metadata.team = a", "team"),
+        ("metadata.fulmen.retry_of = a", "fulmen.retry_of"),
+        ("metadata.größe=a", "größe"),
+        ("metadata.'a \\'b\\'' = a", "a 'b'"),
+        ('metadata."=" = "a"', "="),
+    ):
+        read = parse_filter(text)
+        assert read == Comparison(field=Field.METADATA, key=key, operator=Operator.EQUAL, value="a"), text
+    for text, problems in (
+        ("metadata = a", ["metadata is a map: compare the value of a key, metadata.KEY"]),
+        ("metadata. = a", ["metadata is a map: compare the value of a key, metadata.KEY"]),
+        ("required_labels.gpu < a", ["required_labels has no order: only = and != compare it"]),
+        ("group_id.x = a", [f"`group_id.x` is not one of {ROLLOUTS.shown}"]),
+    ):
+        with pytest.raises(ArgumentInvalid) as refused:
+            parse_filter(text)
+        assert [each.description.partition(": ")[2] for each in refused.value.violations] == problems, text
 
 
 def test_numbers_durations_and_beginnings_of_names_are_read() -> None:

@@ -11,10 +11,17 @@ from fulmen.errors import DatabaseUnavailable
 from fulmen.ids import uuid7
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.leases import AttemptReport, Grant
+from fulmen_store.rollouts.requests import MAX_STORED_BYTES
 from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.scheduling.backlog import REFILL_PAGE
 from fulmen_store.scheduling.dispatcher import Dispatcher
-from fulmen_store.scheduling.runner_streams import Assigned, RunnerStream, RunnerStreams
+from fulmen_store.scheduling.runner_streams import (
+    MAX_ASSIGNMENT_BYTES,
+    OUTBOX_BYTES,
+    Assigned,
+    RunnerStream,
+    RunnerStreams,
+)
 from tests.support.store.memory_lease_table import MemoryLeaseTable
 from tests.support.store.scheduling import POLICY, new_items, ready_item, runner_stream
 
@@ -78,6 +85,30 @@ async def test_streams_share_the_work_and_get_no_more_than_their_credit() -> Non
         assert (one.credit, two.credit) == (0, 0)
         world.dispatcher.add_credit(one, 5)
         assert len(await taken(one)) == 5
+
+
+async def test_a_stream_gets_no_more_bytes_than_it_has_room_for_until_they_are_sent() -> None:
+    world = World()
+    items = new_items(world.table, 50, request_bytes=MAX_STORED_BYTES)
+    world.dispatcher.offer([(item, 0.0) for item in items])
+    stream = world.stream(60)
+    async with asyncio.timeout(10), running(world):
+        first = await taken(stream)
+        assert len(first) == OUTBOX_BYTES // MAX_ASSIGNMENT_BYTES
+        assert (stream.credit, stream.can_take) == (60 - len(first), False)
+        world.dispatcher.make_room(stream)
+        second = await taken(stream)
+    assert len({grant.rollout_id for grant in (*first, *second)}) == 50
+
+
+async def test_what_another_replica_took_first_gives_the_room_back() -> None:
+    world = World()
+    async with asyncio.timeout(10), idle(world):
+        stream = world.stream(1)
+        for _ in range(100):
+            matches = world.dispatcher.match_new([ready_item(request_bytes=MAX_STORED_BYTES)])
+            world.dispatcher.deliver_new(matches, [])
+    assert (stream.credit, stream.room_bytes) == (1, OUTBOX_BYTES)
 
 
 async def test_work_that_nobody_told_it_about_is_found_in_the_table() -> None:

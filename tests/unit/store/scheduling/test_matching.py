@@ -142,3 +142,15 @@ def test_items_of_a_paused_agent_are_not_matched_until_it_is_resumed() -> None:
     queue.learn(1, QueueTerms())
     queue.push(paused)
     assert [item for item, _ in match(queue, [stream(3)], limit=100)] == [paused]
+
+
+def test_items_of_a_paused_queue_stay_in_it_and_those_of_others_are_matched() -> None:
+    paused, alone = ready_item(), ready_item(runs_alone=True)
+    other = ready_item(project_id=2)
+    queue = ready(paused, alone, other)
+    queue.learn(1, QueueTerms(is_paused=True))
+    idle = stream(3)
+    assert [item for item, _ in match(queue, [idle], limit=100)] == [other]
+    assert (len(queue), idle.alone) == (2, False)
+    queue.learn(1, QueueTerms())
+    assert [item for item, _ in match(queue, [stream(3), stream(3)], limit=100)] == [alone, paused]

@@ -61,7 +61,7 @@ class RoundMachine:
 
         Args:
             terms: Terms of the run.
-            room: Returns how many more bytes payloads may take.
+            room: Returns how many more bytes may be held.
         """
         patience = terms.patience
         self.terms = terms
@@ -77,16 +77,18 @@ class RoundMachine:
         self._open: dict[Key, _Call] = {}  # those still receiving payloads
         self._made: Key = (0, 0)  # all earlier sums were made, by this or a former process
         self._pool = BufferPool()
+        self._kept_bytes = 0  # of replies that ranks may ask for again
         self._is_restored = False
         self._is_resumed = False
         self._next_round = 1
 
     @property
-    def staged_bytes(self) -> int:
-        """Memory of incoming and due payloads and of pooled buffers."""
+    def held_bytes(self) -> int:
+        """Memory of incoming and due payloads, of pooled buffers, and of replies."""
         coming = sum(staging.size_bytes for call in self._open.values() for staging in call.staged.values())
         dues = [call.due for call in self._calls.values() if call.due is not None]
-        return coming + sum(len(each.buffer) for due in dues for each in due.payloads.values()) + self._pool.size_bytes
+        due_bytes = sum(len(each.buffer) for due in dues for each in due.payloads.values())
+        return coming + due_bytes + self._pool.size_bytes + self._kept_bytes
 
     def restore(self, sums: Mapping[Key, tuple[CallTerms, CompletedSum]], *, epoch: int, history: str) -> None:
         """Restores the sums that a former server stored; an empty history means that newer ones may be lost."""
@@ -95,6 +97,7 @@ class RoundMachine:
             return
         for key, (terms, done) in sums.items():
             self._calls[key] = _Call(terms=terms, opened_s=0.0, done=done)
+            self._kept_bytes += done.reply.size
         self.round, call = max(sums)
         self._made = self.round, call + 1
         self._next_round = self.round + 1
@@ -232,6 +235,7 @@ class RoundMachine:
             None,
             CompletedSum(contributors=due.contributors, member_count=due.member_count, reply=reply),
         )
+        self._kept_bytes += reply.size
         self._made = max(self._made, (key[0], key[1] + 1))
         self._count(due, reply, now_s)
         self._pool.max_buffers = MAX_OPEN * len(self.members.ranks)
@@ -398,8 +402,9 @@ class RoundMachine:
     def _forget(self) -> None:
         """Drops sums that all members have: older than the members' rounds and the last two."""
         oldest = min(member.position[0] or member.first_round for member in self.members.all())
-        for key in [key for key, call in self._calls.items() if call.done is not None]:
-            if key[0] < max(oldest, self.round - 1):
+        for key, call in list(self._calls.items()):
+            if call.done is not None and key[0] < max(oldest, self.round - 1):
+                self._kept_bytes -= call.done.reply.size
                 del self._calls[key]
 
 

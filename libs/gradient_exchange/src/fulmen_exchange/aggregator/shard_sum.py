@@ -68,7 +68,11 @@ def sum_payload(tensor: torch.Tensor) -> Payload:
 
 
 class ShardSum:
-    """The sums of one shard of one run; not thread-safe."""
+    """The sums of one shard of one run; not thread-safe.
+
+    Attributes:
+        agreed_bytes: Memory of the sums and residuals of all segments, as the terms say.
+    """
 
     def __init__(self, terms: Terms, *, folder: Path | None = None, is_synced: bool = True) -> None:
         """Builds the codec.
@@ -84,10 +88,17 @@ class ShardSum:
         self._terms = terms
         self._codec = _codec_of(terms)
         self._shard = None if self._codec is None else Shard(self._codec)
+        tensors = 0 if self._codec is None else 1 + len(self._codec.reply().new_state(torch.zeros(1)))
+        self.agreed_bytes = 4 * tensors * sum(terms.segment_sizes)
         self._files = None if folder is None else SumFiles(folder, terms, is_synced)
         if folder is not None:
             make_folder(folder, is_synced=is_synced)
         crc32(bytes(LONG))  # loads the kernels here instead of while chunks wait
+
+    @property
+    def overflowed(self) -> int:
+        """Number of elements that were left out of sums because they overflowed."""
+        return 0 if self._shard is None else self._shard.overflowed
 
     @property
     def keeps_state(self) -> bool:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.effects import Reply, SumDue
 from fulmen_exchange.aggregator.folders import sync_folder
+from fulmen_exchange.aggregator.held_folder import FolderLost
 from fulmen_exchange.aggregator.membership import Key
 from fulmen_exchange.aggregator.terms import CallTerms, Terms
 from fulmen_exchange.codecs.codec import PayloadInvalid, State
@@ -73,7 +74,11 @@ class SumFiles:
     is_synced: bool = True
 
     def write(self, due: SumDue, reply: Reply, state: State, *, epoch: int, history: str) -> None:
-        """Stores a sum, replacing that of the round before: ranks are never more than a sum apart."""
+        """Stores a sum, replacing that of the round before: ranks are never more than a sum apart.
+
+        Raises:
+            FolderLost: if another server has taken the folder; nothing is stored then.
+        """
         number, call = due.key
         metadata = {
             "round": number,
@@ -89,16 +94,19 @@ class SumFiles:
         path = self.folder / f"{name}{SUFFIX}"
         aside = path.with_suffix(".new")
         tensors = {f"{STATE}{key}": tensor.contiguous().view(torch.uint8).numpy().data for key, tensor in state.items()}
-        with aside.open("wb") as file:
-            file.write(_header(metadata, {key: len(view) for key, view in tensors.items()}, reply.size))
-            for piece in (*tensors.values(), *reply.chunks()):
-                file.write(piece)
-            file.flush()
+        try:
+            with aside.open("wb") as file:
+                file.write(_header(metadata, {key: len(view) for key, view in tensors.items()}, reply.size))
+                for piece in (*tensors.values(), *reply.chunks()):
+                    file.write(piece)
+                file.flush()
+                if self.is_synced:
+                    os.fsync(file.fileno())
+            aside.replace(path)
             if self.is_synced:
-                os.fsync(file.fileno())
-        aside.replace(path)
-        if self.is_synced:
-            sync_folder(self.folder)
+                sync_folder(self.folder)
+        except FileNotFoundError:
+            raise FolderLost(f"another server has taken {self.folder.stem}") from None
 
     def read(self) -> tuple[list[StoredSum], list[str]]:
         """Returns the stored sums, and the names of unreadable files."""

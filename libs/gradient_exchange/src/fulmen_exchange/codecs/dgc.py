@@ -6,6 +6,7 @@ the sparsity belongs to the policies. u and v are momentum and error feedback; t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -31,7 +32,7 @@ class DgcSettings(CodecSettings):
         momentum: m of the momentum correction; default 0.9.
         nesterov: Whether to correct Nesterov momentum; default False.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is
-            accumulated; default 1.0.
+            accumulated; 0 for no clipping; default 1.0.
     """
 
     sgd_only = True
@@ -40,7 +41,7 @@ class DgcSettings(CodecSettings):
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, ge=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ class Dgc(SegmentCodec):
 ENTRIES = (
     CodecEntry(
         settings=DgcSettings,
-        make=lambda settings: Dgc(momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip),
+        make=lambda settings: Dgc(
+            momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip or math.inf
+        ),
     ),
 )

@@ -6,9 +6,11 @@ Invariant: any protobuf library can read what is written here, and vice versa; `
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -26,6 +28,9 @@ CHECKED_FROM = 8
 Message = TypeVar("Message", pb.ExchangeRequest, pb.ExchangeResponse)
 
 
+_HEAD: Final = struct.Struct("<qqiiiqqIqdqB")
+
+
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
     """A received chunk.
@@ -37,6 +42,21 @@ class ReadChunk:
 
     head: pb.GradientChunk
     data: memoryview = field(repr=False)
+
+    @property
+    def has_intact_head(self) -> bool:
+        """Whether the head matches its checksum; nothing may be concluded from one that does not."""
+        return head_checksum(self.head) == self.head.head_crc32
+
+
+def head_checksum(head: pb.GradientChunk) -> int:
+    """Returns the checksum of a chunk's head, which includes that of its data."""
+    settings = head.settings
+    numbers = _HEAD.pack(
+        head.membership_epoch, head.round, head.call, head.bucket, head.codec_version, head.offset_bytes,
+        head.total_bytes, head.crc32, settings.number, settings.ratio, settings.seed, settings.flush,
+    )  # fmt: skip
+    return zlib.crc32(head.codec.encode(), zlib.crc32(numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +83,7 @@ class ChunkedPayload:
         head.offset_bytes = number * CHUNK_BYTES
         head.total_bytes = self.size
         head.crc32 = self.checksums[number]
+        head.head_crc32 = head_checksum(head)
         written = head.SerializeToString()
         size = min(CHUNK_BYTES, self.size - head.offset_bytes)
         length = _varint(size)

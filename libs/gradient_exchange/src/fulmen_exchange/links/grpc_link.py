@@ -351,15 +351,15 @@ class GrpcLink:
     async def _join(self) -> None:
         """Joins all shards, and finds the first round in which all of them expect this rank."""
         channels: dict[str, FulmenChannel] = {}
-        for target in self._settings.targets:
-            if target not in channels:
-                channels[target] = self._connect(target)
-                self._channels.append(channels[target])
+        for address in set(self._settings.addresses.values()):
+            channels[address] = self._connect(address)
+            self._channels.append(channels[address])
         incarnation = uuid.uuid4().hex
         for number, target in enumerate(self._settings.targets):
             request = self._rank.request(self._settings, number)
             request.incarnation = incarnation
-            self._shards.append(ShardClient(channels[target], request))
+            addresses = dict.fromkeys((target, *self._settings.spares))
+            self._shards.append(ShardClient({address: channels[address] for address in addresses}, request))
         joined = [await self._joined(shard) for shard in self._shards]
         while len({each.first_round for each in joined}) > 1:
             first = max(each.first_round for each in joined)
@@ -377,6 +377,7 @@ class GrpcLink:
             try:
                 return await shard.join()
             except (Unavailable, DeadlineExceeded):
+                shard.try_next()
                 await asyncio.sleep(RETRY_S)
             except FulmenError as error:
                 raise failed(shard.name, error) from error
@@ -396,7 +397,7 @@ class GrpcLink:
             return future.result(limit_s)
         except FutureTimeout:
             future.cancel()
-            names = ", ".join(sorted(set(self._settings.targets)))
+            names = ", ".join(sorted(set(self._settings.addresses.values())))
             raise ExchangeFailed(
                 f"no answer from {names} within {limit_s:g} s in round {self._round}, call {self._call - 1}: check that"
                 " all ranks are running and the servers are reachable"

@@ -9,29 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 
 import grpc.aio
 import structlog
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
-from fulmen.rpc.channel import DuplexStream, FulmenChannel
+from fulmen.rpc.channel import FulmenChannel
 from fulmen_exchange.aggregator.checksum import crc32
 from fulmen_exchange.aggregator.membership import Key
 from fulmen_exchange.aggregator.staging import BufferPool, StagedPayload, Staging
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.errors import ExchangeFailed
-from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ChunkedPayload, ReadChunk
+from fulmen_exchange.links.grpc_server import ShardServer, Stream
 
 _log = structlog.get_logger()
 
-STREAM = "/fulmen.algorithm.v1.GradientExchangeService/Exchange"
 JOIN_TIMEOUT_S = 20.0
 INITIAL_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
@@ -45,8 +42,6 @@ WITH_SUM = (
     pb.SegmentStatus.STATUS_DUPLICATE,
     pb.SegmentStatus.STATUS_LATE,
 )
-
-Stream = DuplexStream[bytes | pb.ExchangeRequest, ReadChunk | pb.ExchangeResponse]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,22 +143,18 @@ class _Orders:
 class ShardClient:
     """A rank's connection to one shard."""
 
-    def __init__(self, channel: FulmenChannel, request: pb.JoinRequest) -> None:
+    def __init__(self, channels: Mapping[str, FulmenChannel], request: pb.JoinRequest) -> None:
         """Sends nothing yet.
 
         Args:
-            channel: Channel to the shard's server.
+            channels: Channels by address, to the shard's server and then to those that may take its place.
             request: Request to join; updated with what the rank learns.
         """
         self.sent_bytes = 0
         self.received_bytes = 0
         self.first_round = 0
-        self._stub = GradientExchangeServiceStub(channel)
-        self._open_stream = channel.stream_stream(
-            STREAM,
-            request_serializer=grpc_chunks.write,
-            response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
-        )
+        self._servers = [ShardServer.at(address, channel) for address, channel in channels.items()]
+        self._server = self._server_of_history = self._servers[0]
         self._request = request
         # This rank has all earlier sums. A single value, since `begin` is called from another thread.
         self._place: Key = (0, 0)
@@ -198,9 +189,11 @@ class ShardClient:
             # A sum that this rank has must not be made again, even if it still lacks an earlier one.
             position = max(min(self._awaited, default=self._place), self._received)
             self._request.round, self._request.call = position
-            joined: pb.JoinResponse = await self._stub.Join(self._request, timeout=JOIN_TIMEOUT_S)
+            server = self._server
+            joined: pb.JoinResponse = await server.stub.Join(self._request, timeout=JOIN_TIMEOUT_S)
+            await self._refuse_stranger(server, joined)
             self._request.membership_epoch = joined.membership_epoch
-            self._request.history = joined.history
+            self._request.history, self._server_of_history = joined.history, server
             self.first_round = joined.first_round
             self._is_joined = True
             if not self._tasks:
@@ -209,6 +202,25 @@ class ShardClient:
                     asyncio.create_task(self._serve(), name="exchange-stream"),
                 ]
             return joined
+
+    def try_next(self) -> None:
+        """Calls the next of the servers from now on, after one that does not answer."""
+        if len(self._servers) > 1:
+            self._server = self._servers[(self._servers.index(self._server) + 1) % len(self._servers)]
+            _log.info("exchange_server_tried", shard=self.name, rank=self._request.rank, address=self._server.address)
+
+    async def _refuse_stranger(self, server: ShardServer, joined: pb.JoinResponse) -> None:
+        """Leaves another server that does not have the sums of this exchange: what it would sum does not follow from them.
+
+        Raises:
+            Unavailable: if it is one.
+        """
+        ours = self._request.history
+        if server is self._server_of_history or not ours or joined.history == ours:
+            return
+        _log.warning("exchange_spare_without_sums", shard=self.name, rank=self._request.rank, address=server.address)
+        await self._leave(server)
+        raise Unavailable(f"{server.address} does not have the sums of this exchange.")
 
     async def sum(self, payload: Outgoing) -> Incoming:
         """Sends a payload and returns its sum; the caller sets the deadline.
@@ -233,6 +245,9 @@ class ShardClient:
     async def leave(self) -> None:
         """Ends the membership; an unreachable server notices when the lease expires."""
         self.stop()
+        await self._leave(self._server)
+
+    async def _leave(self, server: ShardServer) -> None:
         request = pb.LeaveRequest(
             training_run=self._request.training_run,
             shard=self._request.terms.shard,
@@ -240,7 +255,7 @@ class ShardClient:
             incarnation=self._request.incarnation,
         )
         with contextlib.suppress(FulmenError):
-            await self._stub.Leave(request, timeout=JOIN_TIMEOUT_S)
+            await server.stub.Leave(request, timeout=JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
         """Stops without leaving, like a process that dies."""
@@ -262,6 +277,8 @@ class ShardClient:
                 self._note_away(error)
                 # The server may have restarted and forgotten its members.
                 self._is_joined = False
+                if not self._has_heard:
+                    self.try_next()
                 backoff_s = INITIAL_BACKOFF_S if self._has_heard else min(MAX_BACKOFF_S, backoff_s * 2)
                 self._has_heard = False
                 await asyncio.sleep(backoff_s)
@@ -296,7 +313,7 @@ class ShardClient:
 
     async def _run_stream(self) -> None:
         """Opens a stream, sends everything awaited and reads until it breaks."""
-        stream: Stream = self._open_stream()
+        stream: Stream = self._server.open_stream()
         orders = self._orders = _Orders()
         for awaited in list(self._awaited.values()):
             awaited.begin_again()
@@ -344,6 +361,9 @@ class ShardClient:
                 raise Unavailable("The server closed the stream.")
             self._has_heard = True
             self._note_back()
+            if isinstance(message, ReadChunk) and not message.has_intact_head:
+                # Reconnecting requests it again.
+                raise Unavailable("Received a damaged sum: wrong checksum of a head.")
             subject = message.head if isinstance(message, ReadChunk) else message.status
             awaited = self._awaited.get((subject.round, subject.call))
             if awaited is None or awaited.result.done():
@@ -404,9 +424,15 @@ class ShardClient:
         """Renews the lease while the rank computes."""
         while True:
             await asyncio.sleep(self._request.terms.lease_s / HEARTBEATS_PER_LEASE)
-            # The next call reports the error.
-            with contextlib.suppress(FulmenError):
+            try:
                 await self.join()
+            except (Unavailable, DeadlineExceeded):
+                # Not while a stream goes on, which finds out by itself.
+                if self._orders is None and not self._awaited:
+                    self._is_joined = False
+                    self.try_next()
+            except FulmenError:
+                continue  # the next call reports it
 
 
 def failed(name: str, error: FulmenError) -> ExchangeFailed:

@@ -22,12 +22,18 @@ class TorchLinkSettings(Strict):
         """Always empty: no servers are needed."""
         return ()
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """See `GrpcLinkSettings.addresses`."""
+        return {}
+
 
 class GrpcLinkSettings(Strict):
     """Ranks of several sites, over shards of the sum on servers.
 
     Attributes:
         targets: Addresses, `host:port`, one per shard; an address may repeat.
+        spares: Addresses of servers that take the place of one that is lost. They and those of `targets` store their sums in one folder.
         quorum: Share of ranks whose payloads make a sum once the straggler deadline has passed; 1 waits for all. Uncompressed
             tensors always wait for all.
         min_wait_s: Shortest straggler deadline, in seconds after the first chunk.
@@ -41,6 +47,7 @@ class GrpcLinkSettings(Strict):
 
     kind: Literal["grpc"] = "grpc"
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096, strict=False)
+    spares: tuple[str, ...] = Field(default=(), max_length=16, strict=False)
     quorum: float = Field(default=1.0, gt=0, le=1)
     min_wait_s: float = Field(default=0.2, gt=0)
     max_wait_s: float = Field(default=30.0, gt=0)
@@ -55,6 +62,12 @@ class GrpcLinkSettings(Strict):
         if not self.min_wait_s <= self.max_wait_s <= self.straggler_timeout_s < self.deadline_s:
             raise ValueError("min_wait_s, max_wait_s, straggler_timeout_s and deadline_s must be in ascending order")
         return self
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """All addresses that ranks may call, by the name of their setting."""
+        named = {"targets": self.targets, "spares": self.spares}
+        return {f"{name}.{index}": address for name, each in named.items() for index, address in enumerate(each)}
 
 
 LinkSettings = Annotated[TorchLinkSettings | GrpcLinkSettings, Field(discriminator="kind")]

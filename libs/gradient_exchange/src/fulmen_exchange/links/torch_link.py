@@ -124,8 +124,13 @@ class TorchLink:
                 calls.append(dist.P2POp(dist.isend, outgoing[other], group=group, group_peer=other))
                 self.sent_bytes += outgoing[other].numel() * outgoing[other].element_size()
                 self.received_bytes += incoming[other].numel() * incoming[other].element_size()
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
+        if calls:
+            self._ranks.run(lambda: _complete(calls))
+
+
+def _complete(calls: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
 
 
 def _split(data: Tensor, sizes: Sequence[int]) -> list[memoryview]:

@@ -60,6 +60,7 @@ class ExchangeMetrics(Collector):
                 "sent_bytes": totals.sent_bytes,
                 "removed_members": machine.removed,
                 "lost_residuals": shard.lost_residuals,
+                "overflowed_elements": shard.overflowed,
             }
             for name, value in done.items():
                 counters[name].add_metric(labels, value)
@@ -84,5 +85,6 @@ _COUNTERS = {
     "received_bytes": "Summed payloads as received.",
     "sent_bytes": "Sums, once per receiving rank.",
     "removed_members": "Members removed because they were silent or delayed others.",
+    "overflowed_elements": "Elements left out of sums because they overflowed.",
     "lost_residuals": "Starts after which the shard's residual was lost.",
 }

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from fulmen_exchange.aggregator.folders import make_folder
+from fulmen_exchange.aggregator.held_folder import HeldFolder
 
 RUN_FILE = "run.json"
 NAME_CHARACTERS = 32
@@ -71,14 +72,18 @@ class ExchangeFolders:
         self._is_synced = is_synced
         self._now = now
 
-    def of(self, run: str, shard: int) -> Path:
-        """Returns the folder of a shard, creating that of its run."""
+    def hold(self, run: str, shard: int) -> HeldFolder:
+        """Takes the folder of a shard, creating it and that of its run if there is none.
+
+        Raises:
+            FolderHeld: if another server holds it.
+        """
         folder = self._root / hashlib.sha256(run.encode()).hexdigest()[:NAME_CHARACTERS]
         make_folder(folder, is_synced=self._is_synced)
         run_file = folder / RUN_FILE
         if not run_file.exists():
             run_file.write_text(json.dumps(run), encoding="utf-8")
-        return folder / f"shard-{shard}"
+        return HeldFolder(folder, f"shard-{shard}", is_synced=self._is_synced)
 
     def sweep(self, served: Container[str]) -> None:
         """Deletes the folders of runs that are over or too old.

@@ -31,13 +31,14 @@ from fulmen.errors import (
     Violation,
 )
 from fulmen_exchange.aggregator.effects import RankBehind, RankReplaced
+from fulmen_exchange.aggregator.held_folder import FolderHeld, HeldFolder
 from fulmen_exchange.aggregator.rounds import RoundMachine
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES, MAX_RANKS, Problem, Terms
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 from fulmen_exchange.server import messages
 from fulmen_exchange.server.runs import ExchangeFolders, RunAccess
-from fulmen_exchange.server.shards import Outbox, ServedShard
+from fulmen_exchange.server.shards import HELD_BYTES_SETTING, Outbox, ServedShard
 
 if TYPE_CHECKING:
     from fulmen_exchange.aggregator.shard_sum import Restored, ShardSum
@@ -66,14 +67,14 @@ class ExchangeLimits:
     Attributes:
         max_shards: Shards of all runs together.
         max_elements: Elements of one shard, all segments together.
-        max_staged_bytes: Memory of payloads waiting for their sums, of all shards together.
+        max_held_bytes: Memory of sums, residuals, payloads and replies, of all shards together.
         forget_s: How long a shard without members is kept in memory.
         keep_s: How long its files are kept, unless its run is over.
     """
 
     max_shards: int = 64
     max_elements: int = 2**31
-    max_staged_bytes: int = 8 * 2**30
+    max_held_bytes: int = 8 * 2**30
     forget_s: float = 600.0
     keep_s: float = 7 * 86_400.0
 
@@ -253,7 +254,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         return shards
 
     def _room(self) -> int:
-        return self._limits.max_staged_bytes - sum(shard.machine.staged_bytes for shard in self._all())
+        return self._limits.max_held_bytes - sum(shard.held_bytes for shard in self._all())
 
     def _all(self) -> Iterator[ServedShard]:
         for shards in self._shards.values():
@@ -277,15 +278,33 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
     async def _opened(self, run: str, terms: Terms, request: pb.JoinRequest) -> ServedShard:
         # Loads torch, which takes seconds.
         module: Any = await asyncio.to_thread(import_module, "fulmen_exchange.aggregator.shard_sum")
-        folder = None
+        held = None
         if self._folders is not None:
-            folder = await asyncio.to_thread(self._folders.of, run, terms.shard)
+            try:
+                held = await asyncio.to_thread(self._folders.hold, run, terms.shard)
+            except FolderHeld:
+                raise Unavailable(f"Another server holds shard {terms.shard}.") from None
+        try:
+            return await self._restored(module, run, terms, request, held)
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+
+    async def _restored(
+        self, module: Any, run: str, terms: Terms, request: pb.JoinRequest, held: HeldFolder | None
+    ) -> ServedShard:
+        folder = None if held is None else held.path
         make = partial(module.ShardSum, terms, folder=folder, is_synced=self._is_synced)
         try:
             sums: ShardSum = await asyncio.to_thread(make)
         except module.TermsRefused as error:
             _refuse("The rank cannot join the exchange", error.problems)
             raise
+        if sums.agreed_bytes > self._room():
+            raise QuotaExceeded(
+                f"The server has no memory for a shard of {sums.agreed_bytes} bytes; raise its setting {HELD_BYTES_SETTING}."
+            )
         resume_point = messages.resume_point_of(request)
         restore = partial(
             sums.restore, at_least=resume_point.round - 1, known=resume_point.known, history=resume_point.history
@@ -293,7 +312,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
         restored: Restored = await asyncio.to_thread(restore)
         machine = RoundMachine(terms, room=self._room)
         machine.restore(restored.sums, epoch=restored.epoch, history=restored.history)
-        shard = ServedShard(machine, sums, clock=self._clock)
+        shard = ServedShard(machine, sums, clock=self._clock, folder=held)
         if restored.has_lost:
             shard.lost_residuals += 1
             _log.warning("exchange_residual_lost", training_run=run, shard=terms.shard, round=resume_point.round)
@@ -320,6 +339,9 @@ async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb
             if not isinstance(request, ReadChunk) or len(request.data) > CHUNK_BYTES:
                 problem = Problem(field="chunk", description=f"has at most {CHUNK_BYTES} bytes, and follows one `open`")
                 _refuse("The stream is malformed", [problem])
+            elif not request.has_intact_head:
+                # Of which sum it is a part is not known, so the rank sends again all that it sent on this stream.
+                raise Unavailable("A chunk was damaged on its way.")
             else:
                 shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
     except Exception as error:  # noqa: BLE001  (reported on the stream)
@@ -340,8 +362,10 @@ async def _until_quiet(requests: AsyncIterator[Message]) -> None:
 
 
 def _is_replaceable(shard: ServedShard, terms: Terms, request: pb.JoinRequest) -> bool:
-    """Returns whether a new shard may replace this one: all members have left and the terms differ, or it is broken and a new process joins."""
+    """Returns whether a new shard may replace this one: all members have left and the terms differ, it is broken and a new process joins, or it is lost."""
     members = shard.machine.members
+    if shard.is_lost:
+        return True
     if shard.is_broken:
         return members.get(request.rank, request.incarnation) is None
     return not members.ranks and bool(shard.machine.terms.differences(terms))

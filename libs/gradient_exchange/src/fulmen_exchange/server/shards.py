@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from fulmen.errors import Draining, InternalError, QuotaExceeded, Unavailable
+from fulmen.errors import Draining, FulmenError, InternalError, QuotaExceeded, Unavailable
 from fulmen_exchange.aggregator.effects import (
     Chunk,
     Effect,
@@ -30,12 +30,14 @@ from fulmen_exchange.aggregator.effects import (
     StagingFull,
     SumDue,
 )
+from fulmen_exchange.aggregator.held_folder import FolderLost, HeldFolder
 from fulmen_exchange.aggregator.rounds import RoundMachine
 
 if TYPE_CHECKING:
     from fulmen_exchange.aggregator.shard_sum import ShardSum
 
 BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+HELD_BYTES_SETTING = "FULMEN_ALGORITHM_EXCHANGE_MAX_HELD_BYTES"
 MAX_UNREAD = 256
 """Responses that may wait for a stream; sums are not copied for it."""
 
@@ -101,21 +103,50 @@ class Outbox:
 
 
 class ServedShard:
-    """One shard of one run."""
+    """One shard of one run.
 
-    def __init__(self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float]) -> None:
-        """Starts the shard; `clock` returns the time in seconds."""
+    Attributes:
+        machine: Its rounds.
+        tally: Its counters.
+        lost_residuals: How often its residual was lost.
+        empty_since_s: Since when it has no members.
+        is_lost: Whether another server has taken the shard, so that no more sums are made here.
+    """
+
+    def __init__(
+        self, machine: RoundMachine, sums: ShardSum, *, clock: Callable[[], float], folder: HeldFolder | None = None
+    ) -> None:
+        """Starts the shard.
+
+        Args:
+            machine: Its rounds.
+            sums: Makes its sums.
+            clock: Returns the time in seconds.
+            folder: The folder of its sums, released when the shard ends; None for none.
+        """
         self.machine = machine
         self.tally = Tally()
         self.lost_residuals = 0
         self.empty_since_s = clock()
+        self.is_lost = False
         self._error_id = ""
+        self._folder = folder
         self._sums = sums
         self._clock = clock
         self._streams: dict[tuple[int, str], Outbox] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange-shard")
         self._due: asyncio.Queue[SumDue] = asyncio.Queue()
         self._summing = asyncio.create_task(self._sum_due(), name="exchange-shard")
+
+    @property
+    def overflowed(self) -> int:
+        """Number of elements that were left out of sums because they overflowed."""
+        return self._sums.overflowed
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the shard may need for its sums and residuals, and holds for payloads and replies."""
+        return self._sums.agreed_bytes + self.machine.held_bytes
 
     @property
     def is_broken(self) -> bool:
@@ -138,7 +169,7 @@ class ServedShard:
         if (older := self._streams.get((rank, incarnation))) is not None:
             older.end()
         self._streams[rank, incarnation] = outbox
-        if self.is_broken:
+        if self.is_broken or self.is_lost:
             outbox.end(self._failure())
         return outbox
 
@@ -158,7 +189,7 @@ class ServedShard:
         except StagingFull:
             raise QuotaExceeded(
                 f"The server has no memory for a payload of {chunk.total_bytes} bytes; raise its setting"
-                " FULMEN_ALGORITHM_EXCHANGE_MAX_STAGED_BYTES."
+                f" {HELD_BYTES_SETTING}."
             ) from None
         self._apply(effects)
 
@@ -182,6 +213,8 @@ class ServedShard:
         with contextlib.suppress(asyncio.CancelledError):
             await self._summing
         await asyncio.to_thread(self._thread.shutdown)
+        if self._folder is not None:
+            self._folder.release()
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -203,16 +236,26 @@ class ServedShard:
                 reply = await loop.run_in_executor(self._thread, reduce)
             except PayloadsRefused as error:
                 self._apply(self.machine.refused(due.key, error.reasons, self._clock()))
+            except FolderLost:
+                self.is_lost = True
+                _log.warning("exchange_shard_lost", round=due.key[0], call=due.key[1])
+                self._end_streams()
+                return
             except Exception:  # noqa: BLE001  (reported to all waiting ranks, now and later)
                 self._error_id = uuid.uuid4().hex[:12]
                 _log.exception("exchange_sum_failed", error_id=self._error_id, round=due.key[0], call=due.key[1])
-                for outbox in list(self._streams.values()):
-                    outbox.end(self._failure())
+                self._end_streams()
                 return
             else:
                 self._apply(self.machine.summed(due.key, reply, self._clock()))
 
-    def _failure(self) -> InternalError:
+    def _end_streams(self) -> None:
+        for outbox in list(self._streams.values()):
+            outbox.end(self._failure())
+
+    def _failure(self) -> FulmenError:
+        if self.is_lost:
+            return Unavailable("Another server has taken the shard.")
         # With an id: without one, ranks take it for a broken connection and retry.
         text = f"A sum failed; see id {self._error_id} in the server's log. Restart the ranks."
         return InternalError(text, error_id=self._error_id)

@@ -9,15 +9,15 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.http.wire import BODY_CAME, DEPARTURES, Departures, Receive, Scope, Send
+from fulmen_service_kit.http.wire import BODY_CAME, DEPARTURES, Departures, Message, Receive, Scope, Send
 from fulmen_service_kit.security.tls import http_context
 
 _BACKLOG = 4096
@@ -26,6 +26,11 @@ ANSWERS_SHARE: Final = 0.8
 """Share of the grace period in which responses may finish; the rest is for recording those that were cut off."""
 
 _LINGER_S = 1.0
+# An interim response, of which clients skip any number: whoever has left answers it with a reset.
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 5.0
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # of Linux
+_TCP_CLOSE = 7
 _OF_UPGRADES = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -153,7 +158,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     A head that exceeds a limit is answered with 414 or 431, one that does not arrive in time with 408, and malformed HTTP
     with 400; then the connection is closed. Earlier requests on the connection are answered first, later ones are not.
-    A connection whose peer reads nothing for `write_timeout_s` is closed; a slow reader is not.
+    A connection whose peer reads nothing for `write_timeout_s` is closed; a slow reader is not. A peer that has closed its own
+    half gets its response, unless it has left: then it refuses the next bytes, so that an interim response tells.
     """
 
     write_timeout_s = WRITE_TIMEOUT_S
@@ -163,6 +169,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _refusal = b""
     _refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    _probe_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _data = b""
@@ -176,9 +183,44 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the timers and notifies the watchers."""
         self._forget_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         self._forget_write_timer()
         super().connection_lost(exc)
         self._departures.tell(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # as asyncio's own
+        """Returns True to keep the connection open, if the peer may be waiting for the response to its last request."""
+        # Within a response nothing can be asked, and a stall could last: the peer counts as gone.
+        if not self._may_be_probed() or self.cycle.more_body or self.pipeline:
+            return None
+        self.cycle.keep_alive = False
+        self._probe(_FIRST_PROBE_S)
+        return True
+
+    def _may_be_probed(self) -> bool:
+        """Returns whether the response has not begun, and interim responses and the connection's state can be had."""
+        if _TCP_INFO is None or self.scheme == "https" or self.client is None or self.cycle is None:
+            return False
+        return not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1"
+
+    def _probe(self, wait_s: float) -> None:
+        self.transport.write(_PROBE)
+        self._probe_timer = self.loop.call_later(wait_s, self._check_peer, wait_s)
+
+    def _check_peer(self, waited_s: float) -> None:
+        """Closes the connection if the peer has refused the probe, otherwise probes again, as long as no response has begun."""
+        connection = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or not self._may_be_probed():
+            return
+        if connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+        else:
+            self._probe(min(2 * waited_s, _LAST_PROBE_S))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # Any: as uvicorn's own
+        answering: Any = _Unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app
+        super()._start_asgi_task(cycle, answering)
 
     def data_received(self, data: bytes) -> None:
         """Parses data, counting it unless it belongs to a body."""
@@ -306,6 +348,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+class _Unframed:
+    """ASGI: answers an HTTP/1.0 client, which knows no chunks: a body of unknown length ends with its connection.
+
+    Source: RFC 9112, sections 6.1 and 6.3.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, app: HttpApp) -> None:
+        self._cycle = cycle
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle, unframed = self._cycle, False
+
+        async def sent(message: Message) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if unframed:
+                    # uvicorn then writes the body as it comes, and counts its bytes.
+                    cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
+            elif unframed and not message.get("more_body", False):
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, sent)
 
 
 class _EmbeddedServer(uvicorn.Server):

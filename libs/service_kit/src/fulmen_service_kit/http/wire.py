@@ -49,6 +49,11 @@ def header_count(scope: Scope, name: bytes) -> int:
     return sum(key == name for key, _ in scope["headers"])
 
 
+def client_address(scope: Scope) -> str:
+    """Returns the address of the caller; empty for one on a Unix socket."""
+    return str((scope.get("client") or ("",))[0])
+
+
 async def read_body(
     scope: Scope, receive: Receive, limit_bytes: int, take: Callable[[int], None] = lambda _: None
 ) -> bytes:

@@ -166,12 +166,20 @@ def _call(number: int, *arguments: Any) -> int:
 def main() -> NoReturn:
     """Runs a program as a confined child; exits with its status when all its descendants are dead."""
     document, program = json.loads(sys.argv[1]), sys.argv[2:]
+    fork_supervised()
+    _execute(document, program)
+
+
+def fork_supervised() -> None:
+    """Forks, and returns in the child. This process ends with its status, when all its descendants are dead."""
     if sys.platform == "linux":
         _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
         _prctl(_SET_SUBREAPER, 1)
     child = os.fork()
     if not child:
-        _execute(document, program)
+        if sys.platform == "linux":
+            _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        return
     signal.signal(signal.SIGTERM, _end)
     while True:
         pid, status = os.waitpid(-1, 0)

@@ -43,6 +43,19 @@ _UID_MAP: Final = Path("/proc/self/uid_map")
 _log = structlog.get_logger()
 _TRUE: Final = (sys.executable, "-I", "-S", "-c", "")
 
+_UNCONFINED: Final[Mapping[str, Any]] = {
+    "cgroup_files": (),
+    "limits": {},
+    "uid": None,
+    "is_trusted": False,
+    "readable": (),
+    "writable": (),
+    "filter": "",
+    "has_launcher": False,
+    "ignores_sigterm": False,
+}
+"""What `confine` reads; each kind of launch sets what it needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -132,7 +145,7 @@ class Isolator:
         """
         limits = {"CORE": 0} | ({"FSIZE": bounds.file_bytes} if bounds.file_bytes else {})
         if level is Isolation.TRUSTED:
-            return Launch(argv=tuple(argv), confinement=_confinement(limits=limits, is_trusted=True))
+            return Launch(argv=tuple(argv), confinement={**_UNCONFINED, "limits": limits, "is_trusted": True})
         if level.rank > Isolation.SANDBOX.rank:
             raise IsolationUnavailable(
                 f"isolation must be at least `{level}` ({self._setting}): a process of this machine is not allowed"
@@ -304,7 +317,13 @@ class _Bubblewrap:
         inside += ["", str(most)] if uid is None else [str(uid), "0"]
         wrapped = (self._program, *options, "--", *inside, *argv)
         # SIGTERM is for the program, not for bubblewrap.
-        confinement = _confinement(limits=limits, program=program, has_launcher=True, ignores_sigterm=True)
+        confinement = {
+            **_UNCONFINED,
+            "limits": limits,
+            "filter": program.hex(),
+            "has_launcher": True,
+            "ignores_sigterm": True,
+        }
         return Launch(argv=wrapped, confinement=confinement, uid=uid, needs_home=True)
 
 
@@ -332,13 +351,14 @@ class _Landlock:
         self, argv: Sequence[str], files: Files, limits: Mapping[str, int], uid: int | None, most: int
     ) -> Launch:
         """Restricts the process that executes the program; cannot limit its processes."""
-        confinement = _confinement(
-            limits=limits,
-            uid=uid,
-            program=filter_program(),
-            readable=("/proc", *map(str, files.readable)),
-            writable=(*_DEVICES, *map(str, files.writable)),
-        )
+        confinement = {
+            **_UNCONFINED,
+            "limits": limits,
+            "uid": uid,
+            "filter": filter_program().hex(),
+            "readable": ("/proc", *map(str, files.readable)),
+            "writable": (*_DEVICES, *map(str, files.writable)),
+        }
         return Launch(argv=tuple(argv), confinement=confinement, uid=uid, needs_home=True)
 
 
@@ -352,32 +372,8 @@ def supervised(launch: Launch) -> list[str]:
 
 
 def _own_process(argv: Sequence[str], limits: Mapping[str, int], uid: int | None) -> Launch:
-    confinement = _confinement(limits=limits, uid=uid, program=filter_program())
+    confinement = {**_UNCONFINED, "limits": limits, "uid": uid, "filter": filter_program().hex()}
     return Launch(argv=tuple(argv), confinement=confinement, uid=uid, needs_home=uid is not None)
-
-
-def _confinement(
-    *,
-    limits: Mapping[str, int],
-    uid: int | None = None,
-    program: bytes = b"",
-    has_launcher: bool = False,
-    ignores_sigterm: bool = False,
-    is_trusted: bool = False,
-    readable: Sequence[str] = (),
-    writable: Sequence[str] = (),
-) -> dict[str, Any]:
-    return {
-        "cgroup_files": (),
-        "limits": dict(limits),
-        "uid": uid,
-        "is_trusted": is_trusted,
-        "readable": tuple(readable),
-        "writable": tuple(writable),
-        "filter": program.hex(),
-        "has_launcher": has_launcher,
-        "ignores_sigterm": ignores_sigterm,
-    }
 
 
 def _problem_of(launch: Launch, folder: Path) -> str:

@@ -5,6 +5,7 @@ with that id; its text never reaches a client.
 """
 
 import asyncio
+import inspect
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -18,11 +19,21 @@ from opentelemetry import context as otel_context
 from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fulmen.errors import ArgumentInvalid, FulmenError, InternalError, PermissionDenied, Unimplemented, Violation
+from fulmen.errors import (
+    ArgumentInvalid,
+    DeadlineExceeded,
+    FulmenError,
+    InternalError,
+    PermissionDenied,
+    Unimplemented,
+    Violation,
+)
 from fulmen.ids import ALL_PROJECTS
 from fulmen.rpc.status import CLOCK_METADATA_KEY, STATUS_METADATA_KEY, encode, grpc_code
 from fulmen_service_kit.observability.logs import places_of
 from fulmen_service_kit.rpc.moments import moment_problems
+from fulmen_service_kit.rpc.reads import Read
+from fulmen_service_kit.rpc.unread import UnreadLimit
 from fulmen_service_kit.security.audit import AuditLog, fields_of
 from fulmen_service_kit.security.auth import SEVERAL, Authenticator, set_caller
 from fulmen_service_kit.security.permissions import SELF_CHECKING, rule
@@ -31,6 +42,8 @@ from fulmen_service_kit.security.tokens import Caller, Role
 
 AUTHORIZATION = "authorization"
 HEALTH = "/grpc.health."
+OPEN_BODY_LIMIT_S = 10.0
+"""Time for the request of a caller whom no token names to arrive: nothing else bounds how many there are."""
 _log = structlog.get_logger()
 _END = object()
 _BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -45,6 +58,7 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         self,
         authenticator: Authenticator,
         *,
+        write_timeout_s: float,
         log_error_texts: bool = True,
         audit: AuditLog | None = None,
         mutual_tls: bool = False,
@@ -54,11 +68,13 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 
         Args:
             authenticator: Authenticates and authorizes callers.
+            write_timeout_s: Time for which a message of a stream may wait for its caller to take it, in seconds.
             log_error_texts: Whether texts of unexpected errors are logged; False where they may contain prompts.
             audit: Log of administrative calls; None for standard error.
             mutual_tls: Whether all callers but agents must present a certificate.
             limits: Limits of each project; None for none.
         """
+        self._write_timeout_s = write_timeout_s
         self._limits = ProjectLimits() if limits is None else limits
         self._mutual_tls = mutual_tls
         self._authenticator = authenticator
@@ -87,22 +103,13 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         )
 
     def _wrap(self, handler: Any, rpc: str, metadata: dict[str, str]) -> grpc.RpcMethodHandler:
+        # gRPC would read a single request before its handler is called: here it is read once its caller is admitted.
         if handler.response_streaming:
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else (grpc.unary_stream_rpc_method_handler)
-            )
-            handle: Any = self._streaming
+            make, handle = grpc.stream_stream_rpc_method_handler, self._streaming
         else:
             inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            make = (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else (grpc.unary_unary_rpc_method_handler)
-            )
-            handle = self._unary
+            make, handle = grpc.stream_unary_rpc_method_handler, self._unary
         traffic = _Traffic(handler, is_stream=handler.request_streaming or handler.response_streaming)
         return make(handle(inner, rpc, metadata, traffic), traffic.read, traffic.write)
 
@@ -112,10 +119,11 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         async def answer(call: _Call, request: Any, context: grpc.aio.ServicerContext) -> Any:
             return await inner(call.checked(request), context)
 
-        async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def handle(requests: Any, context: grpc.aio.ServicerContext) -> Any:
             call = _Call(self, rpc, metadata, traffic)
             try:
                 await call.begin(context)
+                request = await call.received(requests, context)
                 response = await traffic.timed(answer(call, request, context))
             except BaseException as error:
                 await call.fail(error, context)
@@ -126,17 +134,22 @@ class RpcEdge(grpc.aio.ServerInterceptor):
         return handle
 
     def _streaming(self, inner: Callable[..., Any], rpc: str, metadata: dict[str, str], traffic: "_Traffic") -> Any:
-        async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def handle(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             call = _Call(self, rpc, metadata, traffic)
             try:
                 await call.begin(context)
-                messages = call.checked(request)
+                messages = call.checked(await call.received(requests, context))
                 answer = inner(messages, context)
-                if hasattr(answer, "__aiter__"):
-                    responses = aiter(answer)
-                    while (response := await traffic.timed(anext(responses, _END))) is not _END:
-                        await call.check()
-                        yield response
+                if inspect.isasyncgen(answer):
+                    unread = UnreadLimit(answer, limit_s=self._write_timeout_s)
+                    try:
+                        while (response := await traffic.timed(anext(answer, _END))) is not _END:
+                            await call.check()
+                            unread.offer()
+                            yield response
+                            unread.taken()
+                    finally:
+                        unread.close()
                 else:
                     await traffic.timed(answer)
             except BaseException as error:
@@ -150,26 +163,20 @@ class RpcEdge(grpc.aio.ServerInterceptor):
 class _Traffic:
     """What one rpc sends and receives, charged to its project."""
 
-    __slots__ = ("_deserialize", "_is_single", "_serialize", "is_stream", "pending_bytes", "share")
+    __slots__ = ("_deserialize", "_serialize", "is_single", "is_stream", "share")
 
     def __init__(self, handler: Any, *, is_stream: bool) -> None:
         self._deserialize, self._serialize = handler.request_deserializer, handler.response_serializer
-        self.pending_bytes = 0
-        self._is_single = not handler.request_streaming
+        self.is_single = not handler.request_streaming
         self.is_stream = is_stream
         self.share: ProjectShare | None = None
 
     def read(self, payload: bytes) -> Any:
         """Reads a request: counts it, and decodes a message of a stream."""
-        if self._is_single:
-            # Decoded once its caller is admitted.
-            self.pending_bytes = len(payload)
-            return payload
-        if self.share is None:
-            self.pending_bytes += len(payload)
-        else:
-            self.share.charge(len(payload), messages=1)
-        return self.decode(payload)
+        if self.share is not None:
+            self.share.charge(len(payload), messages=not self.is_single)
+        # A single request is decoded within the time that its project is charged for.
+        return payload if self.is_single else self.decode(payload)
 
     def decode(self, payload: Any) -> Any:
         """Decodes a request; returns a placeholder for one that cannot be decoded."""
@@ -189,13 +196,8 @@ class _Traffic:
         """Returns an awaitable that charges the project for the time of the event loop."""
         return work if self.share is None else self.share.timed(work)
 
-    def begin(self, share: ProjectShare) -> None:
-        """Starts charging a project."""
-        self.share = share
-        share.charge(self.pending_bytes)
-
-    def end(self) -> None:
-        """Ends the project's open call; its answer may still be encoded, and is charged."""
+    def end(self, _: object) -> None:
+        """Ends the project's open call."""
         if self.share is not None:
             self.share.end(is_stream=self.is_stream)
 
@@ -243,9 +245,10 @@ class _Call:
                 caller,
                 is_stream=traffic.is_stream,
                 is_counted=not self._rule.is_bulk,
-                size_bytes=traffic.pending_bytes,
             )
-            traffic.begin(share)
+            traffic.share = share
+            # Until the answer has been taken: one that waits for its caller is an open call, too.
+            context.add_done_callback(traffic.end)
             try:
                 self._edge._authenticator.authorize(self._rpc, caller)
             except PermissionDenied:
@@ -265,6 +268,24 @@ class _Call:
             self._edge._authenticator.check(self._caller)
         if self._traffic.share is not None:
             await self._traffic.share.pace()
+
+    async def received(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        """Returns the request, as bytes, of an rpc that has one; otherwise the stream of requests.
+
+        Raises:
+            ArgumentInvalid: If there is none.
+            DeadlineExceeded: If no token names the caller, and it does not arrive in time.
+        """
+        if not self._traffic.is_single:
+            return requests
+        try:
+            async with asyncio.timeout(None if self._caller is not None else OPEN_BODY_LIMIT_S):
+                request = await Read(context.read())
+        except TimeoutError:
+            raise DeadlineExceeded(f"The request did not arrive within {OPEN_BODY_LIMIT_S:g} s.") from None
+        if request is grpc.aio.EOF:
+            raise ArgumentInvalid("The call has no message.")
+        return request
 
     def checked(self, request: Any) -> Any:
         """Returns a request unchanged, or a stream of requests with a check before each message.
@@ -303,7 +324,6 @@ class _Call:
 
     def end(self, code: str, *, reason: str = "") -> None:
         """Measures and logs the rpc."""
-        self._traffic.end()
         seconds = time.perf_counter() - self._started
         self._edge._duration.record(seconds, {"rpc.method": self._rpc, "rpc.code": code})
         if code not in ("OK", "CANCELLED"):
@@ -342,26 +362,9 @@ class _Checked:
         return self
 
     async def __anext__(self) -> Any:
-        # Not cancelled with the rpc, but ended by its end: grpcio 1.85 leaks 400 bytes of each read that is cancelled.
-        reading = asyncio.ensure_future(self._messages.__anext__())
-        try:
-            message = await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            abandoned.add(reading)
-            reading.add_done_callback(_forget)
-            raise
+        message = await Read(self._messages.__anext__())
         await self._call.check()
         return _readable(message)
-
-
-abandoned: set[asyncio.Future[Any]] = set()
-"""Reads of rpcs that were cancelled: they end soon, and are referenced until then."""
-
-
-def _forget(reading: asyncio.Future[Any]) -> None:
-    abandoned.discard(reading)
-    if not reading.cancelled():
-        reading.exception()  # Retrieved, so that it is not logged.
 
 
 class _Unreadable:

@@ -1,11 +1,11 @@
 """The gRPC server of a service: edge, health, reflection, limits and keep-alive."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -16,14 +16,17 @@ from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.rpc.edge import RpcEdge
 from fulmen_service_kit.security.audit import AuditLog
 from fulmen_service_kit.security.auth import Authenticator, Verifier
-from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.permissions import RULES
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.tls import rpc_credentials
+from fulmen_service_kit.security.token_buckets import TokenBuckets
 from fulmen_service_kit.security.tokens import Caller
 from fulmen_service_kit.settings import ServiceSettings
 
 POLL_INTERVAL_S = 0.5
+CONNECTION_STREAMS = 8192
+"""Calls and streams of one connection at the same time; gRPC has no limit of its own. More wait at the client. More than a project
+may have: `project_max_calls` and `project_max_streams`."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -105,7 +108,7 @@ def build_server(
     Raises:
         StartupError: If the port cannot be bound or a configured file is unusable.
     """
-    failures = FailedKeys(per_minute=settings.auth_failures_per_minute, clock=time.monotonic)
+    failures = TokenBuckets.per_minute(settings.auth_failures_per_minute)
     authenticator = Authenticator(verifier=verifier, dev_mode=settings.dev_mode, project=project, failures=failures)
     limits = ProjectLimits.configured(settings) if limits is None else limits
     edge = RpcEdge(
@@ -114,11 +117,13 @@ def build_server(
         audit=_audit_log(settings, service_names),
         mutual_tls=bool(settings.tls_client_ca_file),
         limits=limits,
+        write_timeout_s=settings.stream_write_timeout_s,
     )
     server = grpc.aio.server(
         interceptors=[edge],
         options=_options(settings, shared=private is not None),
     )
+    # Registered, each rpc has a queue of its own: a flood of one does not delay the start of another.
     register(server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -145,10 +150,11 @@ def build_server(
 
 
 def _options(settings: ServiceSettings, *, shared: bool) -> list[tuple[str, int]]:
-    """Returns gRPC's options: sizes of messages and keep-alive; `shared` if other processes bind the same port."""
+    """Returns gRPC's options: limits and keep-alive; `shared` if other processes bind the same port."""
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_sent_bytes),
+        ("grpc.max_concurrent_streams", CONNECTION_STREAMS),
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -8,9 +8,9 @@ from opentelemetry import metrics
 
 from fulmen.errors import PermissionDenied, TokenInvalid, TooManyInvalidTokens
 from fulmen.ids import ALL_PROJECTS
-from fulmen_service_kit.security.failed_keys import FailedKeys
 from fulmen_service_kit.security.permissions import OPEN, SELF_CHECKING, Scope, require, rule
 from fulmen_service_kit.security.refusals import Refusals
+from fulmen_service_kit.security.token_buckets import TokenBuckets
 from fulmen_service_kit.security.tokens import FORGED, MALFORMED, Caller, Role
 
 _MAX_NAME = 128
@@ -85,7 +85,7 @@ class Authenticator:
         verifier: Verifier,
         dev_mode: bool,
         project: str = ALL_PROJECTS,
-        failures: FailedKeys | None = None,
+        failures: TokenBuckets | None = None,
     ) -> None:
         """Initializes the authenticator.
 
@@ -147,7 +147,7 @@ class Authenticator:
         except TokenInvalid as error:
             problem = error.metadata.get("problem", "")
             self._refused.add(1, {"problem": problem})
-            wait_s = self._failures.failed(address) if self._failures is not None and problem == FORGED else 0.0
+            wait_s = self._failures.take(address) if self._failures is not None and problem == FORGED else 0.0
             if not wait_s:
                 raise
             raise TooManyInvalidTokens(

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -27,9 +27,9 @@ from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.security.secret import Secret
-from fulmen_service_kit.security.tokens import Role
+from fulmen_service_kit.security.tokens import RUN_ROLES, Role
 
-REFRESHED_ROLES: Final = frozenset({Role.SERVICE, Role.RUNNER})
+REFRESHED_ROLES: Final = frozenset({Role.SERVICE, Role.RUNNER, *RUN_ROLES})
 """Roles whose tokens are refreshed: those of services. Tokens of people end when they were meant to."""
 
 LIMIT_S: Final = 5.0
@@ -158,12 +158,24 @@ def half_life_s(token: str) -> float:
     return _times(token).half_s
 
 
+def run_of(token: str) -> str:
+    """Returns the training run that a token of an engine or of ranks names; empty if it names none. Not verified."""
+    return str(_claims(token).get("run", ""))
+
+
 def _times(token: str) -> _Times:
-    with suppress(ValueError, TypeError, AttributeError, IndexError, KeyError):
-        payload = token.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    claims = _claims(token)
+    with suppress(ValueError, TypeError, KeyError):
         return _Times(role=str(claims["role"]), issued_s=float(claims["iat"]), expires_s=float(claims["exp"]))
     return _Times()
+
+
+def _claims(token: str) -> dict[str, Any]:
+    with suppress(ValueError, IndexError):
+        payload = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return claims if isinstance(claims, dict) else {}
+    return {}
 
 
 def _write(path: Path, token: str) -> None:

@@ -28,6 +28,8 @@ ROLES: Final = {
     pb.TOKEN_ROLE_RUNNER: Role.RUNNER,
     pb.TOKEN_ROLE_CLIENT: Role.CLIENT,
     pb.TOKEN_ROLE_READER: Role.READER,
+    pb.TOKEN_ROLE_ENGINE: Role.ENGINE,
+    pb.TOKEN_ROLE_RANK: Role.RANK,
 }
 ROLE_NUMBERS: Final = {role: number for number, role in ROLES.items()}
 

@@ -79,6 +79,8 @@ def _only(*roles: Role) -> Rule:
 
 
 _SERVICE, _RUNNER, _CLIENT, _READER, _ATTEMPT = Role.SERVICE, Role.RUNNER, Role.CLIENT, Role.READER, Role.ATTEMPT
+_ENGINE: Final = Role.ENGINE
+_RANK: Final = Role.RANK
 _WRITERS: Final = (_SERVICE, _CLIENT)
 _VIEWERS: Final = (*_WRITERS, _READER)
 _READERS: Final = (*_VIEWERS, _RUNNER)
@@ -92,11 +94,19 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "BatchCreateRollouts": _to(*_WRITERS),
         "StreamCreateRollouts": _to(*_WRITERS),
         "GetRollout": _to(*_EVERYONE),
+        "ListAttempts": _to(*_EVERYONE),
         "ListRollouts": _to(*_VIEWERS),
+        "CountRollouts": _to(*_VIEWERS),
+        "UpdateRollout": _to(
+            *_WRITERS, audited=("rollout.name", "update_mask.paths", "rollout.priority", "rollout.deadline_time")
+        ),
         "CancelRollouts": _to(*_WRITERS, audited=("project", "training_run", "names")),
         "RetryRollouts": _to(*_WRITERS, audited=("project", "filter", "names")),
+        "DeleteRollouts": _to(*_WRITERS, audited=("project", "training_run", "filter", "names")),
         "WatchRollouts": _to(*_VIEWERS),
         "GetQueueStats": _to(*_READERS),
+        "PauseQueue": _to(*_WRITERS, audited=("project", "reason")),
+        "ResumeQueue": _to(*_WRITERS, audited=("project",)),
     },
     "fulmen.store.v1.LeaseService": {
         "StreamLeases": _to(_SERVICE, _RUNNER),
@@ -116,6 +126,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "fulmen.store.v1.ResourceService": {
         "PublishResources": _to(*_WRITERS, audited=("resources.project", "resources.kind", "resources.name")),
         "GetResources": _to(*_READERS),
+        "ReadContent": _to(*_READERS),
         "ListResourceVersions": _to(*_READERS),
         "DiffResources": _to(*_VIEWERS),
         "SetAlias": _to(*_WRITERS, audited=("project", "name", "version")),
@@ -137,15 +148,16 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "CreateProject": _to(scope=_DEPLOYMENT, audited=("project.name",)),
         "GetProject": _to(*_EVERYONE),
         "UpdateProject": _to(audited=("project.name", "project.etag")),
+        "DeleteProject": _to(scope=_DEPLOYMENT, audited=("name", "cancel_running")),
         "ResumeAgent": _to(audited=("project", "agent")),
         "ListProjects": _to(*_VIEWERS),
-        "IssueToken": _to(audited=("project", "role", "subject", "ttl")),
+        "IssueToken": _to(_SERVICE, audited=("project", "role", "subject", "ttl")),
         "RevokeToken": _to(audited=("token_id",)),
         "ListTokens": _to(),
         "ListRevokedTokens": _to(_SERVICE),
         "IntrospectToken": _to(_SERVICE, _RUNNER),
-        "ListSigningKeys": _to(*_EVERYONE),
-        "RefreshToken": _to(_SERVICE, _RUNNER, audited=("project",)),
+        "ListSigningKeys": _to(*_EVERYONE, _ENGINE, _RANK),
+        "RefreshToken": _to(_SERVICE, _RUNNER, _ENGINE, _RANK, audited=("project",)),
     },
     "fulmen.store.v1.UsageService": {"SyncUsage": _to(_SERVICE), "GetUsage": _to(*_VIEWERS)},
     "fulmen.store.v1.CallService": {
@@ -181,6 +193,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RollbackRoute": _to(_SERVICE, scope=_SHARED, audited=("name", "version")),
         "SplitTraffic": _to(_SERVICE, scope=_SHARED, audited=("name", "weights", "version_weights")),
         "WatchRoutes": _to(_SERVICE, scope=_SHARED),
+        "ApplyFile": _to(_SERVICE, scope=_SHARED, audited=("file",)),
     },
     "fulmen.llm_proxy.v1.BackendService": {
         "RegisterBackend": _to(_SERVICE, scope=_SHARED, audited=("backend.name",)),
@@ -201,6 +214,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "CreateTrainingRun": _to(
             *_WRITERS, audited=("training_run.name", "training_run.project", "training_run.algorithm")
         ),
+        "PlanTrainingRun": _to(*_WRITERS),
         "GetTrainingRun": _to(*_VIEWERS),
         "ListTrainingRuns": _to(*_VIEWERS),
         "WatchTrainingRun": _to(*_VIEWERS),
@@ -219,8 +233,8 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "CommitUpload": _to(*_WRITERS, audited=("upload", "alias")),
         "ListModels": _to(*_VIEWERS),
         "DeleteModel": _to(*_WRITERS, audited=("name",)),
-        "GetWeights": _to(*_WRITERS, audited=("source.model", "source.policy_version", "source.project")),
-        "DownloadChunks": Rule(roles=frozenset(_WRITERS), is_bulk=True),
+        "GetWeights": _to(*_WRITERS, _ENGINE, audited=("source.model", "source.policy_version", "source.project")),
+        "DownloadChunks": Rule(roles=frozenset({*_WRITERS, _ENGINE}), is_bulk=True),
     },
     "fulmen.algorithm.v1.TrainerService": {
         "CreateTrainer": _to(*_WRITERS, audited=("project", "policy.name", "checkpoint")),
@@ -234,6 +248,8 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "SaveCheckpoint": _to(*_WRITERS, audited=("name", "checkpoint")),
         "PublishVersion": _to(*_WRITERS, audited=("name", "alias")),
     },
+    "fulmen.algorithm.v1.EngineService": {"JoinEngine": _to(_ENGINE, audited=("hello.training_run", "hello.base_url"))},
+    "fulmen.algorithm.v1.RankService": {"JoinRanks": _to(_RANK, audited=("hello.training_run", "hello.node"))},
     "fulmen.algorithm.v1.GradientExchangeService": {
         "Join": _to(_SERVICE),
         "Leave": _to(_SERVICE),
@@ -285,10 +301,12 @@ SELF_CHECKING: Final = frozenset(f"/{SCALER}/{rpc}" for rpc in _RPCS[SCALER])
 _OTHER_KIND: Final = _to(*_WRITERS)
 """Kinds that no service reads."""
 
+_ADMINS_ONLY: Final = Rule()
+
 
 def rule(action: str) -> Rule:
     """Returns the rule of an action."""
-    return RULES.get(action, _OTHER_KIND if action.startswith(_KIND_PREFIX) else Rule())
+    return RULES.get(action) or (_OTHER_KIND if action.startswith(_KIND_PREFIX) else _ADMINS_ONLY)
 
 
 def is_allowed(caller: Caller, action: str, project: str | None) -> bool:

@@ -162,16 +162,13 @@ class ProjectLimits:
             max_streams=settings.project_max_streams,
         )
 
-    async def admit(
-        self, caller: Caller, *, is_stream: bool = False, is_counted: bool = True, size_bytes: int = 0
-    ) -> ProjectShare:
+    async def admit(self, caller: Caller, *, is_stream: bool = False, is_counted: bool = True) -> ProjectShare:
         """Counts a call that begins, and waits for its turn; the caller calls `end` of the share that is returned.
 
         Args:
             caller: The caller. Tokens for all projects, which services have, are not limited.
             is_stream: Whether it is a stream.
             is_counted: Whether the rpc is limited at all.
-            size_bytes: Size of what was read of it before; a refusal comes later the larger it is.
 
         Raises:
             QuotaExceeded: If a limit of the caller's project is exhausted.
@@ -181,9 +178,9 @@ class ProjectLimits:
         share = self._share(caller.project)
         share.refill()
         if (share.streams >= self._max_streams) if is_stream else (share.calls >= self._max_calls):
-            await self._refuse(caller.project, "streams" if is_stream else "calls", _OPEN_RETRY_S, size_bytes)
+            await self._refuse(caller.project, "streams" if is_stream else "calls", _OPEN_RETRY_S)
         if share.left < 1:
-            await self._refuse(caller.project, "rate", (1 - share.left) / self.rate_per_s, size_bytes)
+            await self._refuse(caller.project, "rate", (1 - share.left) / self.rate_per_s)
         share.left -= 1
         if is_stream:
             share.streams += 1
@@ -210,9 +207,9 @@ class ProjectLimits:
                     break
         return share
 
-    async def _refuse(self, project: str, limit: str, wait_s: float, size_bytes: int) -> None:
+    async def _refuse(self, project: str, limit: str, wait_s: float) -> None:
         self._refused.add(1, {"limit": limit})
-        await self.refusals.hold(project, 1 + size_bytes // BYTES_PER_UNIT)
+        await self.refusals.hold(project)
         text = {
             "rate": f"{self.rate_per_s:g} calls per second, in units of a message and 64 KiB (project_calls_per_s)",
             "calls": f"{self._max_calls} calls at the same time (project_max_calls)",

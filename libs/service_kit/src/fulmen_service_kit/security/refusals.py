@@ -10,10 +10,9 @@ HOLD_S: Final = 0.1
 """Time for which a refusal is held back, at least."""
 MAX_HOLD_S: Final = 5.0
 SPACING_S: Final = 0.01
-"""Time by which each unit that is held back delays the next refusal of the same origin."""
+"""Time by which each refusal that is held back delays the next one of the same origin."""
 MAX_HELD: Final = 4_000
-"""Units that are held back at a time: one for a refusal, and one for each 64 KiB of its body. Bodies stay in memory: 250 MiB at
-most."""
+"""Refusals that are held back at a time. What has arrived of their requests stays in memory: 64 KiB each at most."""
 
 
 class Refusals:
@@ -27,21 +26,16 @@ class Refusals:
         """Returns True if a refusal of an origin is held back now."""
         return origin in self._held
 
-    async def hold(self, origin: str, units: int = 1) -> None:
-        """Waits before a refusal, at most `MAX_HOLD_S`.
-
-        Args:
-            origin: The project or address that is refused.
-            units: What the refusal has cost; see `MAX_HELD`.
-        """
-        if self._total + units > MAX_HELD:
+    async def hold(self, origin: str) -> None:
+        """Waits before a refusal of a project or an address, at most `MAX_HOLD_S`."""
+        if self._total >= MAX_HELD:
             return
-        self._total += units
-        self._held[origin] += units
+        self._total += 1
+        self._held[origin] += 1
         try:
             await asyncio.sleep(max(HOLD_S, min(self._held[origin] * SPACING_S, MAX_HOLD_S)))
         finally:
-            self._total -= units
-            self._held[origin] -= units
+            self._total -= 1
+            self._held[origin] -= 1
             if not self._held[origin]:
                 del self._held[origin]

@@ -22,9 +22,10 @@ from typing import Any, Final
 from cryptography.exceptions import InvalidSignature
 
 from fulmen.errors import ArgumentInvalid, TokenInvalid, Unavailable
-from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name
+from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name, parse_training_run_name
 from fulmen_service_kit.security.asked_attempts import AskedAttempts, Runs
-from fulmen_service_kit.security.keys import ATTEMPT_HEADER, Keys, RoleKey, StoreKeys
+from fulmen_service_kit.security.call_terms import NO_TERMS, CallTerms
+from fulmen_service_kit.security.keys import ATTEMPT_HEADER, Keys, StoreKeys
 from fulmen_service_kit.security.secret import SigningKeys
 
 LEEWAY_S: Final = 60.0
@@ -47,9 +48,15 @@ class Role(StrEnum):
     ADMIN = "admin"
     SERVICE = "service"  # the proxy, the algorithm service
     RUNNER = "runner"
+    ENGINE = "engine"  # an engine on another machine, bound to one training run
+    RANK = "rank"  # a machine that takes ranks of one training run, bound to that
     CLIENT = "client"  # people and tools
     READER = "reader"  # people and tools with read access only
     ATTEMPT = "attempt"  # an agent, bound to one attempt
+
+
+RUN_ROLES = frozenset({Role.ENGINE, Role.RANK})
+"""Roles of machines that belong to one training run: each of their tokens names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +70,13 @@ class Caller:
     expires_s: float = math.inf  # Unix time at which the token expires
     issued_s: float = 0.0  # Unix time at which the token was issued
     signed_by: bytes = b""  # header of the key that signed the token; empty for attempt keys
+    training_run: str = ""  # of `RUN_ROLES`: the run that it belongs to
     # Set for attempt keys only:
     attempt: AttemptName | None = None
     epoch: int = 0
     lease_id: str = ""
     mode: str = ""  # train, validation or test
-    token_budget: int = 0  # maximum tokens of its model calls; 0 for the project's limit
+    terms: CallTerms = NO_TERMS
 
     @property
     def own_project(self) -> str:
@@ -103,7 +111,16 @@ class TokenSigner:
         self.keys = keys if isinstance(keys, StoreKeys) else StoreKeys(keys)
         self.clock = clock
 
-    def issue(self, role: Role, *, subject: str, ttl_s: float, project: str | None = None, token_id: str = "") -> str:
+    def issue(
+        self,
+        role: Role,
+        *,
+        subject: str,
+        ttl_s: float,
+        project: str | None = None,
+        token_id: str = "",
+        training_run: str = "",
+    ) -> str:
         """Issues a token of a role other than ATTEMPT.
 
         Args:
@@ -112,9 +129,12 @@ class TokenSigner:
             ttl_s: Validity, in seconds.
             project: Project that it is bound to; None for `usual_project(role)`.
             token_id: Id for revocation; empty for a new one.
+            training_run: Of `RUN_ROLES`: `projects/{project}/trainingRuns/{id}`, the run that the machine belongs to.
         """
         if role is Role.ATTEMPT:
             raise ValueError("use attempt_key() for role attempt")
+        if (role in RUN_ROLES) != bool(training_run):
+            raise ValueError("a token of role engine or rank names a run, and no other does")
         now = int(self.clock())
         claims = {
             "role": role.value,
@@ -125,6 +145,8 @@ class TokenSigner:
             "iat": now,
             "exp": now + int(ttl_s),
         }
+        if training_run:
+            claims["run"] = training_run
         key = self.keys.signing()
         signed = key.header + b"." + _base64url(_to_json(claims).encode())
         return (signed + b"." + _base64url(key.sign(signed))).decode()
@@ -138,7 +160,7 @@ class TokenSigner:
         epoch: int,
         mode: str,
         ttl_s: float,
-        token_budget: int = 0,
+        terms: CallTerms = NO_TERMS,
     ) -> str:
         """Issues the key of an attempt.
 
@@ -149,51 +171,16 @@ class TokenSigner:
             epoch: Fencing epoch of the lease.
             mode: "train", "validation" or "test".
             ttl_s: Validity, in seconds.
-            token_budget: Maximum tokens of its model calls; 0 for the project's limit.
+            terms: What limits its model calls.
         """
         now = int(self.clock())
-        budget = f',"bud":{token_budget}' if token_budget else ""
         # Formatted by hand: an encoder takes twice as long.
         payload = (
             f'{{"role":"{Role.ATTEMPT.value}","sub":{_quoted(str(attempt))},"prj":{_quoted(project)},"epo":{epoch}'
-            f',"lse":{_quoted(lease_id)},"mode":{_quoted(mode)}{budget},"iss":"{_ISSUER}","iat":{now},"exp":{now + int(ttl_s)}}}'
+            f',"lse":{_quoted(lease_id)},"mode":{_quoted(mode)}{terms.claims()},"iss":"{_ISSUER}","iat":{now},"exp":{now + int(ttl_s)}}}'
         )
         signed = ATTEMPT_HEADER + b"." + _base64url(payload.encode())
         return (signed + b"." + _mac(self.keys.current().attempts[0], signed)).decode()
-
-
-class OwnToken:
-    """A token that the store issues to itself, renewed at half of its validity and when the keys change."""
-
-    def __init__(
-        self,
-        signer: TokenSigner,
-        role: Role,
-        *,
-        subject: str,
-        project: str | None = None,
-        ttl_s: float = 3600.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Initializes the token; see `TokenSigner.issue` for the arguments. `clock` only grows, seconds."""
-        self._signer = signer
-        self._role, self._subject, self._project, self._ttl_s = role, subject, project, ttl_s
-        self._clock = clock
-        self._token, self._renew_at_s = "", -math.inf
-        self._key: RoleKey | None = None
-
-    def __call__(self) -> str:
-        """Returns the token; empty without a key."""
-        keys = self._signer.keys
-        if not keys:
-            return ""
-        key = keys.signing()
-        if self._clock() >= self._renew_at_s or key is not self._key:
-            self._token = self._signer.issue(
-                self._role, subject=self._subject, ttl_s=self._ttl_s, project=self._project
-            )
-            self._key, self._renew_at_s = key, self._clock() + self._ttl_s / 2
-        return self._token
 
 
 class TokenVerifier:
@@ -396,6 +383,7 @@ def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
             expires_s=expires_s,
             issued_s=issued_s,
             signed_by=signed_by,
+            training_run=_training_run(claims) if role in RUN_ROLES else "",
         )
     try:
         attempt = parse_attempt_name(subject)
@@ -411,8 +399,21 @@ def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
         epoch=_count(claims, "epo"),
         lease_id=_text(claims, "lse"),
         mode=_text(claims, "mode"),
-        token_budget=_count(claims, "bud"),
+        terms=CallTerms(
+            token_budget=_count(claims, "bud"), training_run=_text(claims, "run"), agent=_text(claims, "agt")
+        ),
     )
+
+
+def _training_run(claims: dict[str, Any]) -> str:
+    name = _text(claims, "run")
+    try:
+        project = parse_training_run_name(name).project
+    except ArgumentInvalid:
+        raise _malformed("it names no training run") from None
+    if project != _text(claims, "prj"):
+        raise _malformed("its training run is another project's")
+    return name
 
 
 def _text(claims: dict[str, Any], name: str, default: str = "") -> str:

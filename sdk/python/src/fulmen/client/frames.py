@@ -81,7 +81,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "group": rollout.group_id,
         "training_run": rollout.training_run,
         "reward": rollout.reward,
-        "attempts": len(rollout.attempts),
+        "attempts": max(len(rollout.attempts), rollout.proto.ended_attempt_count),
         "duration_s": attempt.duration_s if attempt is not None else None,
         "task": rollout.task,
         "output": rollout.output,

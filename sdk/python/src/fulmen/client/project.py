@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import ClassVar
 
 from fulmen.client.view import View
-from fulmen.messages import seconds
+from fulmen.messages import moment, seconds
 from fulmen.store.v1 import rollout_service_pb2, usage_service_pb2
 
 __all__ = ["QueueStats", "Usage"]
@@ -43,6 +44,16 @@ class QueueStats(View[rollout_service_pb2.GetQueueStatsResponse]):
     def runner_count(self) -> int:
         """Number of live runners."""
         return int(self.proto.runner_count)
+
+    @property
+    def pause_time(self) -> datetime.datetime | None:
+        """When the queue was paused, UTC; None if it is not."""
+        return moment(self.proto.pause_time)
+
+    @property
+    def pause_reason(self) -> str:
+        """Why it was paused; empty if no reason was given."""
+        return str(self.proto.pause_reason)
 
     @property
     def paused_agents(self) -> list[str]:

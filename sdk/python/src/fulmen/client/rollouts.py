@@ -11,9 +11,9 @@ from fulmen.client.view import View
 from fulmen.ids import parse_attempt_name
 from fulmen.messages import enum_word, moment
 from fulmen.scores import final_reward
-from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
 
-__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "decoded"]
+__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "RolloutCount", "decoded"]
 
 FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States of a rollout that never change."""
@@ -153,7 +153,7 @@ class Rollout(View[rollout_pb2.Rollout]):
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Its attempts, oldest first; empty in lists, which leave them out."""
+        """Its latest 16 attempts, oldest first; empty in lists, which leave them out."""
         return [Attempt(each) for each in self.proto.attempts]
 
     @property
@@ -187,6 +187,42 @@ class Rollout(View[rollout_pb2.Rollout]):
         return moment(self.proto.end_time)
 
 
+class RolloutCount(View[rollout_selection_pb2.CountRolloutsResponse]):
+    """How many rollouts a filter selects."""
+
+    __slots__ = ()
+    _shown: ClassVar[tuple[str, ...]] = ("count", "has_more", "states")
+
+    @property
+    def count(self) -> int:
+        """Number of rollouts."""
+        return int(self.proto.count)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there may be more: counting stopped after two seconds."""
+        return bool(self.proto.has_more)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Number of rollouts by state."""
+        return self._summed("state")
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Number of rollouts that failed or were cancelled, by the reason, such as `timeout`."""
+        found = self._summed("failure_kind")
+        found.pop("", None)
+        return found
+
+    def _summed(self, field: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for part in self.proto.parts:
+            word = enum_word(part, field)
+            found[word] = found.get(word, 0) + part.count
+        return found
+
+
 class Group(View[rollout_service_pb2.FinishedGroup]):
     """Rollouts of one group, all of them final."""
 
@@ -200,7 +236,7 @@ class Group(View[rollout_service_pb2.FinishedGroup]):
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All members with their attempts, ordered by name."""
+        """All members with their latest attempts, ordered by name."""
         return [Rollout(each) for each in self.proto.rollouts]
 
     @property

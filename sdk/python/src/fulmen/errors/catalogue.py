@@ -4,83 +4,7 @@ A class has a canonical code, a reason of `fulmen.errors.v1.ErrorReason` and a s
 `reasons.proto` and subclass here; the test of the catalogue checks that both agree. Nothing here imports grpc.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import ClassVar
-
-ERROR_DOMAIN = "fulmen.dev"
-
-
-class Code(StrEnum):
-    """The canonical status codes that Fulmen uses (google.rpc.Code)."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    ABORTED = "ABORTED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    UNAVAILABLE = "UNAVAILABLE"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    INTERNAL = "INTERNAL"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A violation in a request: path of the field and description."""
-
-    field: str
-    description: str
-
-
-class FulmenError(Exception):
-    """An error of a Fulmen service, with the details that a caller needs to handle it.
-
-    Attributes:
-        message: One or two sentences for a person; never internal text or a secret.
-        metadata: Names of the objects concerned, such as `rollout`.
-        violations: All problems of a malformed request.
-        retry_after_s: Seconds after which the same call may succeed; None if unknown.
-    """
-
-    code: ClassVar[Code] = Code.INTERNAL
-    reason: ClassVar[str] = "INTERNAL"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        violations: Iterable[Violation] = (),
-        retry_after_s: float | None = None,
-        **metadata: object,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.metadata = {key: str(value) for key, value in metadata.items()}
-        self.violations = tuple(violations)
-        self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        if not self.violations:
-            return self.message
-        return "\n".join([self.message, *(f"  {v.field}: {v.description}" for v in self.violations)])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.violations, self.retry_after_s, self.metadata)
-
-
-def _rebuild(
-    cls: type[FulmenError],
-    message: str,
-    violations: tuple[Violation, ...],
-    retry_after_s: float | None,
-    metadata: dict[str, str],
-) -> FulmenError:
-    return cls(message, violations=violations, retry_after_s=retry_after_s, **metadata)
+from fulmen.errors.base import Code, FulmenError
 
 
 class InternalError(FulmenError):
@@ -157,6 +81,18 @@ class ModelLimitExceeded(FulmenError):
     """A limit of model calls is exceeded; retry after `retry_after_s`."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "MODEL_LIMIT_EXCEEDED"
+
+
+class BudgetExceeded(FulmenError):
+    """A budget in dollars is used up."""
+
+    code, reason = Code.PERMISSION_DENIED, "BUDGET_EXCEEDED"
+
+
+class PriceUnknown(FulmenError):
+    """A budget in dollars applies to a call whose model has no price."""
+
+    code, reason = Code.PERMISSION_DENIED, "PRICE_UNKNOWN"
 
 
 class TokenBudgetExceeded(FulmenError):
@@ -339,6 +275,12 @@ class BackendInUse(FulmenError):
     code, reason = Code.FAILED_PRECONDITION, "BACKEND_IN_USE"
 
 
+class ManagedByFile(FulmenError):
+    """A file owns the route or backend."""
+
+    code, reason = Code.FAILED_PRECONDITION, "MANAGED_BY_FILE"
+
+
 class LeaseLost(FulmenError):
     """The runner no longer holds the lease."""
 
@@ -373,6 +315,12 @@ class ModelExists(FulmenError):
     """The alias belongs to another model."""
 
     code, reason = Code.ALREADY_EXISTS, "MODEL_EXISTS"
+
+
+class EngineExists(FulmenError):
+    """Another engine has joined the training run under this id; `metadata["engine"]` names it."""
+
+    code, reason = Code.ALREADY_EXISTS, "ENGINE_EXISTS"
 
 
 class ModelInUse(FulmenError):
@@ -431,12 +379,9 @@ class TrainerLost(FulmenError):
 
 def all_error_classes() -> list[type[FulmenError]]:
     """Returns every class of the tree, parents before children."""
-    found: list[type[FulmenError]] = []
-    waiting: list[type[FulmenError]] = [FulmenError]
-    while waiting:
-        cls = waiting.pop(0)
-        found.append(cls)
-        waiting.extend(cls.__subclasses__())
+    found: list[type[FulmenError]] = [FulmenError]
+    for cls in found:  # grows meanwhile
+        found.extend(cls.__subclasses__())
     return found
 
 

@@ -13,8 +13,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, BinaryIO, Final, Self, TypeVar
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
@@ -30,8 +31,9 @@ from fulmen.errors import (
     UploadOffsetInvalid,
 )
 from fulmen.models.files import ModelFile, listed_files, manifest_problems, path_problem, read_manifest
+from fulmen.models.peer import Peer, PeerFailure
 
-__all__ = ["Downloaded", "Progress", "TransferFailed", "Uploaded", "download_weights", "upload_model"]
+__all__ = ["Downloaded", "Progress", "TransferFailed", "Uploaded", "download_weights", "places_of", "upload_model"]
 
 CHUNK_BYTES: Final = 2**20
 STREAM_BYTES: Final = 256 * 2**20
@@ -148,6 +150,7 @@ async def download_weights(
     *,
     on_progress: Progress = lambda done, total: None,
     patience_s: float = PATIENCE_S,
+    peer: Peer | None = None,
 ) -> Downloaded:
     """Downloads a model or the weights of a policy version; the folder appears once all of it is there and verified.
 
@@ -159,6 +162,7 @@ async def download_weights(
         folder: the new folder, which is not there or empty.
         on_progress: called after each chunk.
         patience_s: time without a byte after which an outage ends the download, in seconds.
+        peer: asked for the files first; what it does not send, or sends wrong, comes from the service.
 
     Raises:
         TransferFailed: if the folder is taken, or the service sends something else than its manifest says.
@@ -176,12 +180,19 @@ async def download_weights(
         raise TransferFailed(f"The service names a file that no model has: {outside!r}.")
     aside = folder.with_name(f"{folder.name}{PART}")
     progress = _Arrived(sum(file.size_bytes for file in files), on_progress)
+    download = _Download(weights=weights, source=found.source, progress=progress, patience=patience, peer=peer)
     for file in files:
         place = aside / file.path
         place.parent.mkdir(parents=True, exist_ok=True)
-        await _download_file(weights, found.source, file, place, progress, patience)
+        await download.file(file, place)
     await asyncio.to_thread(_appear, aside, folder, {file.path for file in files})
     return Downloaded(source=found.source, digest=found.digest, size_bytes=progress.total_bytes)
+
+
+def places_of(folder: Path, path: str) -> tuple[Path, ...]:
+    """Returns where a file of a download into a folder may be: at last, before all are there, and while it arrives."""
+    aside = folder.with_name(f"{folder.name}{PART}") / path
+    return folder / path, aside, aside.with_name(f"{aside.name}{PART}")
 
 
 class _Upload:
@@ -337,45 +348,74 @@ async def _patiently(patience: _Patience, call: Callable[[], Awaitable[Result]])
             await patience.wait(error)
 
 
-async def _download_file(
-    weights: WeightServiceStub,
-    source: pb.WeightSource,
-    file: ModelFile,
-    place: Path,
-    progress: _Arrived,
-    patience: _Patience,
-) -> None:
-    """Downloads a file, or the rest of it."""
-    if place.exists() and await asyncio.to_thread(_is_right, place, file):
-        progress.add(file.size_bytes)
-        return
-    part = place.with_name(f"{place.name}{PART}")
-    for _ in range(_DAMAGED_TRIES):
-        arrived = min(part.stat().st_size, file.size_bytes) if part.exists() else 0
-        progress.add(arrived)
-        with part.open("r+b" if arrived else "wb") as target:
-            target.truncate(arrived)
-            target.seek(arrived)
-            while target.tell() < file.size_bytes:
-                patience.reached(progress.done_bytes)
-                before = target.tell()
-                request = pb.DownloadChunksRequest(source=source, path=file.path, offset=before)
-                try:
-                    async with _Moving() as moving:
-                        async for chunk in weights.DownloadChunks(request, timeout=STREAM_TIMEOUT_S):
-                            await asyncio.to_thread(target.write, chunk.data)
-                            progress.add(len(chunk.data))
-                            moving.moves()
-                    if target.tell() == before:
-                        raise TransferFailed(f"The service ends {file.path} before its size.")
-                except FulmenError as error:
-                    await patience.wait(error)
-        if await asyncio.to_thread(_is_right, part, file):
-            part.rename(place)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Download:
+    """Where the files of a download come from."""
+
+    weights: WeightServiceStub
+    source: pb.WeightSource
+    progress: _Arrived
+    patience: _Patience
+    peer: Peer | None
+
+    async def file(self, file: ModelFile, place: Path) -> None:
+        """Downloads a file, or the rest of it."""
+        if place.exists() and await asyncio.to_thread(_is_right, place, file):
+            self.progress.add(file.size_bytes)
             return
-        part.unlink()
-        progress.add(-file.size_bytes)
-    raise TransferFailed(f"{file.path} does not have the SHA-256 of the manifest, after {_DAMAGED_TRIES} tries.")
+        part = place.with_name(f"{place.name}{PART}")
+        for _ in range(_DAMAGED_TRIES):
+            arrived = min(part.stat().st_size, file.size_bytes) if part.exists() else 0
+            self.progress.add(arrived)
+            with part.open("r+b" if arrived else "wb") as target:
+                target.truncate(arrived)
+                target.seek(arrived)
+                from_peer = await self._from_peer(file, target)
+                while target.tell() < file.size_bytes:
+                    await self._from_service(file, target)
+            if await asyncio.to_thread(_is_right, part, file):
+                part.rename(place)
+                return
+            if self.peer is not None and from_peer:
+                self.peer.fail(PeerFailure.WRONG)
+            part.unlink()
+            self.progress.add(-file.size_bytes)
+        raise TransferFailed(f"{file.path} does not have the SHA-256 of the manifest, after {_DAMAGED_TRIES} tries.")
+
+    async def _from_peer(self, file: ModelFile, target: BinaryIO) -> int:
+        if self.peer is None or target.tell() == file.size_bytes:
+            return 0
+        return await self.peer.receive(self._request(file, target), partial(self._write, target))
+
+    async def _from_service(self, file: ModelFile, target: BinaryIO) -> None:
+        self.patience.reached(self.progress.done_bytes)
+        before = target.tell()
+        try:
+            async with _Moving() as moving:
+                async for chunk in self.weights.DownloadChunks(self._request(file, target), timeout=STREAM_TIMEOUT_S):
+                    if target.tell() + len(chunk.data) > file.size_bytes:
+                        raise TransferFailed(f"The service sends more of {file.path} than its size.")
+                    await self._write(target, chunk.data)
+                    moving.moves()
+            if target.tell() == before:
+                raise TransferFailed(f"The service ends {file.path} before its size.")
+        except FulmenError as error:
+            await self.patience.wait(error)
+
+    def _request(self, file: ModelFile, target: BinaryIO) -> pb.DownloadChunksRequest:
+        offset = target.tell()
+        return pb.DownloadChunksRequest(
+            source=self.source, path=file.path, offset=offset, size_bytes=file.size_bytes - offset
+        )
+
+    async def _write(self, target: BinaryIO, data: bytes) -> None:
+        await asyncio.to_thread(_written, target, data)
+        self.progress.add(len(data))
+
+
+def _written(target: BinaryIO, data: bytes) -> None:
+    target.write(data)
+    target.flush()  # others may read what has arrived
 
 
 def _begin_request(project: str, files: Sequence[ModelFile], alias: str) -> pb.BeginUploadRequest:

@@ -5,13 +5,15 @@ a file are found in one pass.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["ConfigError", "TableReader", "hint", "is_file", "is_target"]
+__all__ = ["ConfigError", "TableReader", "hint", "is_file", "is_json", "is_target", "parsed_toml"]
 
 _TARGET: Final = re.compile(r"[^:]+:[A-Za-z_][A-Za-z0-9_.]*")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)")
@@ -121,6 +123,31 @@ class TableReader:
         found = self._typed(key, fits, None, "a number", required=False)
         return None if found is None else float(found)
 
+    def flag(self, key: str) -> bool:
+        """Reads true or false; false if missing."""
+        return bool(self._typed(key, lambda value: isinstance(value, bool), False, "true or false", required=False))
+
+    def tables(self, key: str) -> list[TableReader]:
+        """Reads a list of tables."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+
+        full = f"{self._where}.{key}" if self._where else key
+        found = self._typed(key, fits, [], f"a list of tables, [[{full}]]", required=False)
+        return [TableReader(each, f"{full} {number}", self._problems) for number, each in enumerate(found, start=1)]
+
+    def json(self, key: str) -> Mapping[str, Any] | str | None:
+        """Reads a table of JSON values, or its JSON as a text; None if missing."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, str) or (isinstance(value, Mapping) and is_json(value))
+
+        found: Mapping[str, Any] | str | None = self._typed(
+            key, fits, None, "a table of texts, numbers, booleans, lists and tables, or a text", required=False
+        )
+        return found
+
     def size(self, key: str) -> int:
         """Reads a size in bytes, as a number or with a unit, such as `"2GiB"`; 0 if missing."""
         value = self._table.get(key)
@@ -154,6 +181,39 @@ class TableReader:
             self.problem(key, f"must be {what}")
             return default
         return self._table[key]
+
+
+def parsed_toml(path: Path, content: bytes | None = None) -> dict[str, Any]:
+    """Returns the tables of a file.
+
+    Args:
+        path: the file.
+        content: what it has; None to read it.
+
+    Raises:
+        ConfigError: if it does not exist or is not TOML.
+    """
+    try:
+        return tomllib.loads((path.read_bytes() if content is None else content).decode())
+    except FileNotFoundError:
+        raise ConfigError(f"File {path} does not exist.", ()) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder: name the file in it, such as {path / 'train.toml'}.", ()) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", ()) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8.", [f"see byte {error.start + 1}"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML.", [str(error)]) from None
+
+
+def is_json(value: object) -> bool:
+    """Returns whether a value of TOML is one of JSON, too: a date is not."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def hint(word: str, known: Iterable[str], *, list_all: bool = True) -> str:

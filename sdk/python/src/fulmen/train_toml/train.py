@@ -6,7 +6,6 @@ once. Settings of a stage belong to its algorithm and are checked by the algorit
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from fulmen.models.base_names import base_problem
 from fulmen.train_toml.agent import AgentConfig, read_agent
-from fulmen.train_toml.reader import ConfigError, TableReader, hint, is_file
+from fulmen.train_toml.reader import ConfigError, TableReader, hint, is_file, is_json, parsed_toml
 
 __all__ = [
     "AgentConfig",
@@ -103,12 +102,15 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A whole `train.toml`; `folder` contains it, and becomes the agent's bundle."""
+    """A whole `train.toml`; `folder` contains it, and becomes the agent's bundle.
+
+    Without an agent no stage makes rollouts: the stages imitate conversations, or learn from rollouts that exist.
+    """
 
     file: Path
     name: str
     policy: PolicyConfig
-    agent: AgentConfig
+    agent: AgentConfig | None
     data: DataConfig
     stages: tuple[StageConfig, ...]
 
@@ -116,6 +118,16 @@ class TrainConfig:
     def folder(self) -> Path:
         """The folder of the file, the base of relative paths in it."""
         return self.file.parent
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the folder has code to run, an agent or a function that builds weights, so that a bundle is needed."""
+        return self.agent is not None or bool(self.policy.build)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the secrets that attempts of the agent get."""
+        return () if self.agent is None else self.agent.secrets
 
 
 def load_train_config(path: Path) -> TrainConfig:
@@ -136,7 +148,7 @@ def read_train_config(path: Path) -> tuple[TrainConfig, list[str]]:
     Raises:
         ConfigError: if it is not TOML.
     """
-    data, problems = _parsed(path), list[str]()
+    data, problems = parsed_toml(path), list[str]()
     return _config(path.resolve(), TableReader(data, "", problems), data.get("stage")), problems
 
 
@@ -147,26 +159,13 @@ def load_agent_and_data(path: Path) -> tuple[AgentConfig, DataConfig]:
         ConfigError: if it is invalid; lists all problems.
     """
     folder, problems = path.resolve().parent, list[str]()
-    table = TableReader(_parsed(path), "", problems)
+    table = TableReader(parsed_toml(path), "", problems)
     table.known(*_KEYS)
     table.table("policy").known(*_POLICY_KEYS)
     agent, data = read_agent(table.table("agent", required=True), folder), _data(table.table("data"), folder)
     if problems:
         raise ConfigError(f"{path} is not valid.", problems)
     return agent, data
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"File {path} does not exist.", ()) from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder: name the file in it, such as {path / 'train.toml'}.", ()) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8.", [f"see byte {error.start + 1}"]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML.", [str(error)]) from None
 
 
 def with_overrides(config: TrainConfig, assignments: Iterable[str], *, seed: int | None = None) -> TrainConfig:
@@ -239,7 +238,7 @@ def _config(file: Path, table: TableReader, stages: Any) -> TrainConfig:
         file=file,
         name=name,
         policy=_policy(table.table("policy"), file.parent, required="policy" in table),
-        agent=read_agent(table.table("agent", required=True), file.parent),
+        agent=read_agent(table.table("agent"), file.parent) if "agent" in table else None,
         data=_data(table.table("data", required=True), file.parent),
         stages=_stages(table, stages),
     )
@@ -298,19 +297,11 @@ def _stages(config: TableReader, tables: Any) -> tuple[StageConfig, ...]:
             continue
         settings = {key: value for key, value in table.items() if key != "algorithm"}
         for key, value in settings.items():
-            if not _is_json(value):
+            if not is_json(value):
                 config.problem(f"{where}.{key}", "must be a text, number, boolean, list or table")
         algorithm = config.nested(table, where).text("algorithm", required=True)
         stages.append(StageConfig(algorithm=algorithm, settings=settings))
     return tuple(stages)
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _value(text: str) -> Any:

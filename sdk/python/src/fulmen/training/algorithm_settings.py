@@ -115,9 +115,10 @@ class AlgorithmSettings(RunSettings, total=False):
             to resume from the best checkpoint, or `{kind = "none"}`.
         token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
         parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
-            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a shard of them.
-        exchange: Exchange of gradients between ranks of `ddp`, such as `{codec = "dgc", ratio = 100}`; null for
-            uncompressed gradients.
+            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a part of them, `{kind = "fsdp2", ranks = 4,
+            shard = 2}` for two copies in two parts each; `cluster` names other machines.
+        exchange: Exchange of gradients between ranks of `ddp`, or between copies of `fsdp2`, such as
+            `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import Unavailable
+from fulmen.errors import DeadlineExceeded, MessageTooLarge, Unavailable
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import rollout_service_pb2
 
@@ -27,6 +27,7 @@ REOPEN_WAIT_S: Final = 0.5
 STEPS_LIMIT_S: Final = 10.0
 # The store sends a keep-alive every 15 s.
 SILENCE_LIMIT_S: Final = 45.0
+MAX_GROUP_BYTES: Final = 256 * 1024 * 1024
 
 
 async def follow_run(
@@ -70,6 +71,8 @@ async def follow_run(
                 yield answer.event
                 if answer.event.HasField("run"):
                     ended = answer.event.run.state in FINAL_STATES
+        except DeadlineExceeded:
+            reached = time.monotonic()  # The reader was slow; the service was there.
         except Unavailable as error:
             if time.monotonic() - reached > PATIENCE_S:
                 raise Unavailable(
@@ -127,11 +130,12 @@ def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.Tra
 async def follow_groups(
     client: Services, request: rollout_service_pb2.WatchRolloutsRequest
 ) -> AsyncIterator[rollout_service_pb2.FinishedGroup]:
-    """Yields every finished group that a request selects, once and in order, without end.
+    """Yields every finished group that a request selects, whole, once and in order, without end.
 
     A silent or broken stream is opened again after the last group.
 
     Raises:
+        MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
         Unavailable: if the store cannot be reached for 3 minutes.
         FulmenError: if the store refuses.
     """
@@ -140,6 +144,7 @@ async def follow_groups(
     reached = time.monotonic()
     while True:
         stream = client.rollouts.WatchRollouts(resumed)
+        parts = _Parts()
         try:
             while True:
                 async with asyncio.timeout(SILENCE_LIMIT_S):
@@ -147,10 +152,14 @@ async def follow_groups(
                 if answer is None:
                     break
                 reached = time.monotonic()
-                for group in answer.groups:
-                    resumed.cursor = group.cursor
-                    yield group
+                for part in answer.groups:
+                    group = parts.add(part)
+                    if group is not None:
+                        resumed.cursor = group.cursor
+                        yield group
                 resumed.cursor = answer.cursor or resumed.cursor
+        except DeadlineExceeded:
+            reached = time.monotonic()  # The reader was slow; the store was there.
         except (Unavailable, TimeoutError):
             if time.monotonic() - reached > PATIENCE_S:
                 raise Unavailable(
@@ -159,3 +168,36 @@ async def follow_groups(
             await asyncio.sleep(REOPEN_WAIT_S)
         finally:
             stream.cancel()
+
+
+class _Parts:
+    """Joins the parts in which large groups are sent."""
+
+    def __init__(self) -> None:
+        self._group: rollout_service_pb2.FinishedGroup | None = None
+        self._size_bytes = 0
+
+    def add(self, part: rollout_service_pb2.FinishedGroup) -> rollout_service_pb2.FinishedGroup | None:
+        """Returns the group that a part ends; None if more of it follows.
+
+        Raises:
+            MessageTooLarge: if the part ends a group that is too large.
+        """
+        group = self._group
+        if group is None:
+            if part.cursor:
+                return part
+            group = self._group = part
+        elif self._size_bytes <= MAX_GROUP_BYTES:
+            group.rollouts.extend(part.rollouts)
+        self._size_bytes += part.ByteSize()
+        if not part.cursor:
+            return None
+        size_bytes, self._group, self._size_bytes = self._size_bytes, None, 0
+        if size_bytes > MAX_GROUP_BYTES:
+            raise MessageTooLarge(
+                f"The group {part.group_id} is larger than {MAX_GROUP_BYTES >> 20} MiB. Go on behind it with its cursor.",
+                group_id=part.group_id, cursor=part.cursor, size_bytes=size_bytes,
+            )  # fmt: skip
+        group.cursor = part.cursor
+        return group

@@ -39,7 +39,7 @@ Base: TypeAlias = str | PathLike[str] | Callable[..., Any] | object | None
 
 WHERE: Final = Path("client.train")
 POLICIES: Final = "resources/policy."
-_PACKAGES: Final = ("requirements", "venv")
+_PACKAGES: Final = frozenset({"requirements", "venv"})
 _ROLES: Final = {"agent": "python", "reward": "grader", "base": "build"}
 
 
@@ -82,7 +82,7 @@ async def given_training(services: Services, project: str, given: Mapping[str, A
     name = options.get("name") or _name_of(given["agent"])
     version = await _version(services, project, given["base"])
     config = _config(given, options, name=name, folder=folder, version=version)
-    await require_secrets(services, config.agent.secrets)
+    await require_secrets(services, config.secrets)
     bundle, datasets = await asyncio.to_thread(_packed, given, options, config, folder)
     names = RunNames.now(project, name)
     return Training(services=services, config=config, bundle=bundle, datasets=datasets, names=names)
@@ -122,13 +122,13 @@ def _packed(
     datasets = checked_datasets(
         {use: (label, task_lines(tasks, label)) for use, (label, tasks) in data.items() if tasks is not None}
     )
-    return _bundle(given, config.agent, folder), datasets
+    return _bundle(given, config.agent, folder if config.runs_code else None), datasets
 
 
-def _bundle(given: Mapping[str, Any], agent: AgentConfig, folder: Path | None) -> Bundle:
+def _bundle(given: Mapping[str, Any], agent: AgentConfig | None, folder: Path | None) -> Bundle:
     functions = {role: given[role] for role in _ROLES if _is_function(given[role])}
     with packed_functions(functions, folder) as added:
-        if folder is None and agent.requirements:
+        if folder is None and agent is not None and agent.requirements:
             added = {**added, agent.requirements: Path(agent.requirements)}
         return pack_bundle(folder, agent=agent, added=added)
 
@@ -137,7 +137,8 @@ def _config(
     given: Mapping[str, Any], options: TrainOptions, *, name: str, folder: Path | None, version: str
 ) -> TrainConfig:
     problems: list[str] = []
-    agent = _agent(given, options, folder or Path(), problems)
+    alone = given["agent"] is None and given["reward"] is None and not _PACKAGES & options.keys()
+    agent = None if alone else _agent(given, options, folder or Path(), problems)
     base = given["base"]
     policy = PolicyConfig(name=options.get("policy") or _policy_of(version) or name, version=version)
     if _is_function(base):

@@ -13,13 +13,14 @@ from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.ids import training_run_name
 from fulmen.train_toml.train import PolicyConfig, StageConfig, TrainConfig
 
-__all__ = ["RunNames", "training_run"]
+__all__ = ["AGENT_INPUT", "RunNames", "stage_problem", "training_run"]
 
 # What a configuration can give to an algorithm that is not known: the service's answer then names those that are.
 ALL_INPUTS: Final = (
     "agent", "train_tasks", "validation_tasks", "test_tasks", "demonstrations", "validation_demonstrations", "prompt",
     "scores", "rollouts", "bundle",
 )  # fmt: skip
+AGENT_INPUT: Final = "inputs.agent"
 MAX_ID_LENGTH: Final = 63
 RANDOM_BYTES: Final = 2
 
@@ -84,6 +85,12 @@ def training_run(
         policy=policy,
         inputs={use: inputs[use] for use in wanted if use in inputs},
     )
+
+
+def stage_problem(config: TrainConfig, index: int, field: str, description: str) -> str:
+    """Returns the line that says what is wrong with a stage, of a violation of its run."""
+    text = f"stage {index + 1} ({config.stages[index].algorithm}): {field}: {description}"
+    return f"{text}; no agent is given ([agent])" if field == AGENT_INPUT and config.agent is None else text
 
 
 def _policy(policy: PolicyConfig, *, continues: bool) -> training_run_pb2.PolicySpec:

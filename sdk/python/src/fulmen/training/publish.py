@@ -36,7 +36,7 @@ async def publish(
     client: Services,
     *,
     name: str,
-    agent: AgentConfig,
+    agent: AgentConfig | None,
     bundle: Bundle,
     datasets: dict[str, Dataset],
     show_first: Callable[[Bundle], None] = lambda bundle: None,
@@ -46,8 +46,8 @@ async def publish(
     Args:
         client: the services.
         name: the configuration's name; the resources are `bundle.<name>`, `agent.<name>`, `dataset.<name>.<use>`.
-        agent: how the agent is started.
-        bundle: the agent's files.
+        agent: how the agent is started; None if there is none.
+        bundle: the agent's files; without an agent and without files it is not published.
         datasets: the data by use.
         show_first: called before a bundle of this name is published for the first time.
 
@@ -55,14 +55,14 @@ async def publish(
         FulmenError: if the store refuses or cannot be reached.
     """
     publisher = Publisher(client)
-    if not await publisher.has(f"bundle.{name}"):
-        show_first(bundle)
-    bundle_version = await publisher.put(f"bundle.{name}", "bundle", BUNDLE_CONTENT_TYPE, bundle.content)
-    spec = agent_spec(agent, bundle_version).SerializeToString(deterministic=True)
-    inputs = {
-        "bundle": bundle_version,
-        "agent": await publisher.put(f"agent.{name}", "agent", AGENT_CONTENT_TYPE, spec),
-    }
+    inputs: dict[str, str] = {}
+    if agent is not None or bundle.files:
+        if not await publisher.has(f"bundle.{name}"):
+            show_first(bundle)
+        inputs["bundle"] = await publisher.put(f"bundle.{name}", "bundle", BUNDLE_CONTENT_TYPE, bundle.content)
+    if agent is not None:
+        spec = agent_spec(agent, inputs["bundle"]).SerializeToString(deterministic=True)
+        inputs["agent"] = await publisher.put(f"agent.{name}", "agent", AGENT_CONTENT_TYPE, spec)
     for use, dataset in datasets.items():
         resource = f"dataset.{name}.{use}"
         inputs[use] = await publisher.put(resource, "dataset", DATASET_CONTENT_TYPE, dataset.content)

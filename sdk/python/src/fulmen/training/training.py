@@ -12,7 +12,7 @@ from fulmen.errors import ArgumentInvalid, SettingsInvalid, Violation
 from fulmen.rpc.services import Services
 from fulmen.train_toml.train import ConfigError, TrainConfig
 from fulmen.training.bundle import Bundle
-from fulmen.training.plan import RunNames, training_run
+from fulmen.training.plan import AGENT_INPUT, RunNames, stage_problem, training_run
 from fulmen.training.publish import publish, published_prompt
 from fulmen.training.task_files import Dataset
 
@@ -116,9 +116,9 @@ class Training:
         for each in violations:
             later = _LATER_STAGE.fullmatch(each.field)
             index, field = (int(later[1]) + 1, later[2]) if later else (0, each.field)
-            if self._is_published or not field.startswith(INPUTS_PREFIX):
-                where = f"stage {index + 1} ({self.config.stages[index].algorithm})"
-                found.append(f"{where}: {field}: {each.description}")
+            has_none = field == AGENT_INPUT and self.config.agent is None
+            if self._is_published or has_none or not field.startswith(INPUTS_PREFIX):
+                found.append(stage_problem(self.config, index, field, each.description))
         return found
 
     def _request(self) -> training_run_service_pb2.CreateTrainingRunRequest:

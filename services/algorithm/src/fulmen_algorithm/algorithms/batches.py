@@ -280,25 +280,25 @@ class BatchBuilder:
         return self._cut(trajectory) or "too old"
 
     def _fresh(self, scored: ScoredRollout, tally: _Tally) -> ScoredRollout:
-        """Leaves out the sequences with a token that is too old."""
+        """Leaves out the sequences with a token that is too old, or of a policy version that this run does not know."""
         limit = self._limits.max_staleness
         if limit is None:
             return scored
         step = self._ctx.progress.step
-        fresh = scored.only(lambda s: step - min(self._steps(s), default=step) <= limit)
+        fresh = scored.only(lambda s: all(then is not None and step - then <= limit for then in self._steps(s)))
         tally.stale_rows += len(scored.sequences) - len(fresh.sequences)
         return fresh
 
-    def _steps(self, sequence: TokenSequence) -> list[int]:
-        """Returns the training step of each sampled token's policy version; the present step for unknown versions."""
-        present = self._ctx.progress.step
+    def _steps(self, sequence: TokenSequence) -> list[int | None]:
+        """Returns the training step of each sampled token's policy version; None for versions that are not this run's."""
         steps = {v: self._ctx.policy.step_of(v) for v in set(sequence.policy_versions)}
         pairs = zip(sequence.loss_mask, sequence.policy_versions, strict=True)
-        return [present if steps[v] is None else int(steps[v] or 0) for sampled, v in pairs if sampled]
+        return [steps[v] for sampled, v in pairs if sampled]
 
     def _row(self, numbers: TokenNumbers) -> Row:
-        sequence = numbers.sequence
-        steps = iter(self._steps(sequence))
+        sequence, present = numbers.sequence, self._ctx.progress.step
+        # Of versions that are not this run's there are rows only where none is too old: rollouts of other policies.
+        steps = iter(present if step is None else step for step in self._steps(sequence))
         return sequence_row(
             numbers.rollout.name,
             sequence,

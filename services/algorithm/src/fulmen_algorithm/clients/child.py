@@ -72,6 +72,22 @@ class Child:
         """Process id."""
         return self._process.pid
 
+    def send(self, text: bytes) -> None:
+        """Writes a short text to its input.
+
+        Raises:
+            OSError: if it has ended.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
+
+    def close_input(self) -> None:
+        """Ends its input; idempotent."""
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
     async def first_line(self) -> bytes:
         """Reads one line of its output; empty at the end. A reader that times out must end the process."""
         if self._process.stdout is None:
@@ -80,32 +96,18 @@ class Child:
 
     async def last_output(self, shown_bytes: int, *, allowed_bytes: int) -> bytes | None:
         """Reads its output to the end and returns the last part; None, and kills it, if it is more than allowed."""
-        tail, total = b"", 0
-        async with self._reading() as reader:
-            while part := await reader.read(_READ_BYTES):
-                tail, total = (tail + part)[-shown_bytes:], total + len(part)
-                if total > allowed_bytes:
-                    self._signal(signal.SIGTERM)
-                    return None
+        assert self._process.stdout is not None
+        tail = await tail_of(self._process.stdout, shown_bytes, allowed_bytes=allowed_bytes)
+        if tail is None:
+            self._signal(signal.SIGTERM)
         return tail
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yields the lines of its output to the end."""
-        async with self._reading() as reader:
+        assert self._process.stdout is not None
+        async with _reading(self._process.stdout) as reader:
             while line := await reader.readline():
                 yield line
-
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[asyncio.StreamReader]:
-        """Reads its output through the event loop."""
-        assert self._process.stdout is not None
-        reader = asyncio.StreamReader()
-        pipe = FileIO(os.dup(self._process.stdout.fileno()), "rb")
-        transport = await read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            yield reader
-        finally:
-            transport.close()
 
     async def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""
@@ -128,6 +130,29 @@ class Child:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
+
+
+async def tail_of(pipe: IO[bytes], shown_bytes: int, *, allowed_bytes: int) -> bytes | None:
+    """Reads a pipe to its end and returns the last part; None as soon as it is more than allowed."""
+    tail, total = b"", 0
+    async with _reading(pipe) as reader:
+        while part := await reader.read(_READ_BYTES):
+            tail, total = (tail + part)[-shown_bytes:], total + len(part)
+            if total > allowed_bytes:
+                return None
+    return tail
+
+
+@asynccontextmanager
+async def _reading(pipe: IO[bytes]) -> AsyncIterator[asyncio.StreamReader]:
+    """Reads a pipe through the event loop."""
+    reader = asyncio.StreamReader()
+    copy = FileIO(os.dup(pipe.fileno()), "rb")
+    transport = await read_pipe(lambda: asyncio.StreamReaderProtocol(reader), copy)
+    try:
+        yield reader
+    finally:
+        transport.close()
 
 
 def _reap(process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[int]") -> None:

@@ -31,13 +31,19 @@ TRUNCATED = "length"
 OUTPUT_SHOWN_CHARS = 2000
 
 
-def finished_group(message: rollout_service_pb2.FinishedGroup) -> FinishedGroup:
-    """Decodes a group of the feed."""
-    return FinishedGroup(
-        group_id=message.group_id,
-        rollouts=tuple(_rollout(r) for r in message.rollouts),
-        cursor=message.cursor,
-    )
+class FeedGroups:
+    """Decodes the groups of one stream of the feed, of which large ones come in parts."""
+
+    def __init__(self) -> None:
+        self._rollouts: list[FinishedRollout] = []
+
+    def add(self, part: rollout_service_pb2.FinishedGroup) -> FinishedGroup | None:
+        """Returns the group that a part ends; None if more of it follows."""
+        self._rollouts += [_rollout(each) for each in part.rollouts]
+        if not part.cursor:
+            return None
+        rollouts, self._rollouts = tuple(self._rollouts), []
+        return FinishedGroup(group_id=part.group_id, rollouts=rollouts, cursor=part.cursor)
 
 
 def _rollout(message: rollout_pb2.Rollout) -> FinishedRollout:

@@ -5,6 +5,7 @@ A fork starts in a fraction of a second; a fresh process spends several seconds 
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from types import MappingProxyType
 
 import structlog
 
-from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.clients.child import Child, tail_of
+from fulmen_service_kit import launch
 from fulmen_service_kit.forks import ForkedProcess, ForkServer, ForkServerLost
 
 PRELOADED = "fulmen_algorithm.preloaded"
@@ -38,6 +40,13 @@ class ForkedChild:
         """Reads one line of its output; empty at the end. A reader that times out must end the process."""
         return await asyncio.to_thread(self._output.readline)
 
+    async def last_output(self, shown_bytes: int, *, allowed_bytes: int) -> bytes | None:
+        """Reads its output to the end and returns the last part; None, and kills it, if it is more than allowed."""
+        tail = await tail_of(self._output, shown_bytes, allowed_bytes=allowed_bytes)
+        if tail is None:
+            self._process.signal(signal.SIGTERM)
+        return tail
+
     async def wait(self) -> int:
         """Waits for its end; returns its exit status, negative for a signal."""
         return await self._process.wait()
@@ -54,11 +63,18 @@ ModuleProcess = Child | ForkedChild
 class ModuleStarter:
     """Starts `python -m MODULE`."""
 
-    def __init__(self, *, warm: bool) -> None:
-        """Starts nothing yet; `warm` forks, where the system has fork servers."""
+    def __init__(self, *, warm: bool, own: bool = True, tied: bool = False) -> None:
+        """Starts nothing yet.
+
+        Args:
+            warm: Whether it forks, where the system has fork servers.
+            own: Whether it may start a fork server, rather than use only one that this process was given.
+            tied: Whether fresh processes end with this one, as forks do.
+        """
+        self._tied = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())] if tied else []
         given = ForkServer.inherited() if warm else None
-        own = [ForkServer([PRELOADED])] if warm else []
-        self._servers = [*([given] if given is not None else []), *own]
+        own_server = [ForkServer([PRELOADED])] if warm and own else []
+        self._servers = [*([given] if given is not None else []), *own_server]
 
     async def start(
         self,
@@ -67,6 +83,7 @@ class ModuleStarter:
         *,
         environment: Mapping[str, str],
         quiet: bool = False,
+        folder: Path | None = None,
         inherited: Mapping[str, int] = MappingProxyType({}),
     ) -> ModuleProcess:
         """Starts a module with an open standard input and this process's standard error.
@@ -75,7 +92,8 @@ class ModuleStarter:
             module: Module to run.
             arguments: Its arguments.
             environment: Complete environment.
-            quiet: Whether its output is discarded, rather than read with `first_line`.
+            quiet: Whether its output is discarded, rather than read.
+            folder: Working directory; None for that of this process.
             inherited: Further descriptors that it inherits, by the variables that tell it of them.
 
         Raises:
@@ -83,13 +101,16 @@ class ModuleStarter:
         """
         for server in self._servers:
             try:
-                return await self._fork(server, module, arguments, environment, quiet, inherited)
+                return await self._fork(
+                    server, module, arguments, environment=environment, quiet=quiet, folder=folder, inherited=inherited
+                )
             except ForkServerLost:
                 _log.info("not_forked", module=module)
         return Child.start(
-            [sys.executable, "-m", module, *arguments],
+            [*self._tied, sys.executable, "-P", "-m", module, *arguments],
             environment=environment,
             output=DEVNULL if quiet else PIPE,
+            folder=folder,
             inherited=inherited,
         )
 
@@ -103,8 +124,10 @@ class ModuleStarter:
         server: ForkServer,
         module: str,
         arguments: Sequence[str],
+        *,
         environment: Mapping[str, str],
         quiet: bool,
+        folder: Path | None,
         inherited: Mapping[str, int],
     ) -> ForkedChild:
         output, writing = os.pipe()
@@ -118,7 +141,7 @@ class ModuleStarter:
                 environment=environment,
                 output=writing,
                 errors=STANDARD_ERROR,
-                folder=Path.cwd(),
+                folder=folder or Path.cwd(),
                 inherited=inherited,
             )
         except BaseException:

@@ -5,11 +5,12 @@ the run's folder only if no reader of it runs code.
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,17 @@ import structlog
 from fulmen.bundles import BundleInvalid, protect, unpack
 from fulmen_algorithm.clients.built_files import check_written, take
 from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.clients.forked_child import ModuleProcess, ModuleStarter
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_service_kit.isolation.cgroups import Cgroup
 from fulmen_service_kit.isolation.launch import Bounds, Files, Isolator, Launch, supervised
 from fulmen_service_kit.isolation.levels import Isolation, IsolationUnavailable
 from fulmen_service_kit.isolation.trees import delete_tree
 
+# Not imported here: a fork of this process would run a module that it has imported, which Python warns of.
+CALL_FILE = Path(__file__).with_name("call_builder.py")
+CALL = f"{__package__}.{CALL_FILE.stem}"
 HIDDEN_PREFIX = "FULMEN_"
 OUTPUT_SHOWN_CHARS = 1500
 MAX_OUTPUT_BYTES = 64 * 2**20
@@ -42,18 +48,6 @@ _INHERITED = (
 _ENTERED_BY_ALL = 0o711
 _log = structlog.get_logger()
 
-_CALL = """\
-import importlib.util, os, sys
-os.dup2(1, 2)
-file, name, output, seed = sys.argv[1:]
-sys.path.insert(0, ".")
-spec = importlib.util.spec_from_file_location("policy_build", file)
-module = importlib.util.module_from_spec(spec)
-sys.modules["policy_build"] = module
-spec.loader.exec_module(module)
-getattr(module, name)(output, seed=int(seed))
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildLimits:
@@ -68,9 +62,24 @@ class BuildLimits:
 class ModelBuilder:
     """Builds the first weights of a policy."""
 
-    def __init__(self, isolator: Isolator, limits: BuildLimits, *, folder: Path | None = None) -> None:
-        """Initializes the builder; `folder` is the parent of its files, None for the system's temporary folder."""
+    def __init__(
+        self,
+        isolator: Isolator,
+        limits: BuildLimits,
+        *,
+        folder: Path | None = None,
+        modules: ModuleStarter | None = None,
+    ) -> None:
+        """Initializes the builder.
+
+        Args:
+            isolator: Isolates the function.
+            limits: Limits of each call.
+            folder: Parent of its files; None for the system's temporary folder.
+            modules: Forks a trusted function's process, with torch in place; None for fresh processes.
+        """
         self._isolator = isolator
+        self._modules = modules
         self._limits = limits
         self._folder = folder
 
@@ -83,9 +92,11 @@ class ModelBuilder:
         """
         async with self._place() as root:
             await asyncio.to_thread(_prepare, bundle, root)
-            launch = await asyncio.to_thread(self._launch, target, root, seed)
+            file, _, name = target.rpartition(":")
+            words = [file, name, str(root / "initial"), str(seed)]
+            launch = await asyncio.to_thread(self._launch, words, target, root)
             try:
-                await self._run(launch, target, root)
+                await self._watch(await self._started(launch, words, root), target, root, launch.cgroup)
             finally:
                 if launch.cgroup is not None:
                     launch.cgroup.remove()
@@ -105,9 +116,16 @@ class ModelBuilder:
             except OSError as error:
                 _log.warning("build_files_not_deleted", path=str(root), error=error.strerror)
 
-    def _launch(self, target: str, root: Path, seed: int) -> Launch:
-        file, _, name = target.rpartition(":")
-        argv = [sys.executable, "-P", "-c", _CALL, file, name, str(root / "initial"), str(seed)]
+    async def _started(self, launch: Launch, words: Sequence[str], root: Path) -> ModuleProcess:
+        """Starts a call; at the level that isolates nothing, as a fork that has loaded what most functions import."""
+        environment, folder = self._environment(root / "home"), root / "bundle"
+        if self._isolator.floor is Isolation.TRUSTED and self._modules is not None:
+            arguments = [*words, json.dumps(dict(launch.confinement))]
+            return await self._modules.start(CALL, arguments, environment=environment, folder=folder)
+        return Child.start(supervised(launch), environment=environment, output=subprocess.PIPE, folder=folder)
+
+    def _launch(self, words: Sequence[str], target: str, root: Path) -> Launch:
+        argv = [sys.executable, "-P", "-c", CALL_FILE.read_text(encoding="utf-8"), *words]
         written = (root / "initial", root / "home")
         limits = self._limits
         try:
@@ -129,9 +147,8 @@ class ModelBuilder:
                 os.chown(folder, launch.uid, launch.uid)
         return launch
 
-    async def _run(self, launch: Launch, target: str, root: Path) -> None:
-        environment = self._environment(root / "home")
-        child = Child.start(supervised(launch), environment=environment, output=subprocess.PIPE, folder=root / "bundle")
+    async def _watch(self, child: ModuleProcess, target: str, root: Path, cgroup: Cgroup | None) -> None:
+        """Waits for the end of a call, within its limits."""
         output = asyncio.create_task(child.last_output(OUTPUT_SHOWN_CHARS, allowed_bytes=MAX_OUTPUT_BYTES))
         outgrown = asyncio.create_task(self._outgrown(root))
         try:
@@ -149,7 +166,7 @@ class ModelBuilder:
             await child.end(grace_s=END_GRACE_S)
         if shown is None:
             raise RunFailed(f"{target} printed more than {MAX_OUTPUT_BYTES} bytes.")
-        if launch.cgroup is not None and launch.cgroup.has_killed:
+        if cgroup is not None and cgroup.has_killed:
             raise RunFailed(
                 f"{target} exceeded the memory limit of {self._limits.memory_bytes} bytes (FULMEN_ALGORITHM_BUILD_MEMORY_BYTES)."
             )

@@ -49,7 +49,7 @@ class StoreRunLeases:
         )
         await self._stub.CreateRunLease(request, timeout=CALL_DEADLINE_S)
 
-    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
+    async def acquire(self, training_run: str, *, after_epoch: int, for_change: bool = False) -> int:
         """Acquires a lease; returns its epoch."""
         request = pb.AcquireRunLeaseRequest(
             training_run=training_run,
@@ -58,6 +58,7 @@ class StoreRunLeases:
             ttl=self._ttl,
             after_epoch=after_epoch,
             storage=self._storage,
+            for_change=for_change,
         )
         answer = await self._stub.AcquireRunLease(request, timeout=CALL_DEADLINE_S)
         return answer.lease.epoch

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import InternalError
 from fulmen.rpc.channel import FulmenChannel, ResponseStream
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.store.v1 import (
     resource_pb2,
     resource_service_pb2,
@@ -23,7 +24,7 @@ from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.span_pb2 import SpanChunk
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
-from fulmen_algorithm.clients.decode import finished_group, rollout_trajectory
+from fulmen_algorithm.clients.decode import FeedGroups, rollout_trajectory
 from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
 from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
@@ -120,6 +121,7 @@ class StoreQueue:
         """Yields finished groups in feed order, without end; after an outage it resumes after the last one yielded."""
         outage = Outage(patience=self._patience)
         while True:
+            groups = FeedGroups()
             stream = self._rollouts.WatchRollouts(
                 rollout_service_pb2.WatchRolloutsRequest(
                     project=self._request.project, training_run=self._request.training_run, cursor=cursor
@@ -128,9 +130,11 @@ class StoreQueue:
             try:
                 while (message := await _read(stream)) is not None:
                     outage.over()
-                    for group in message.groups:
-                        cursor = group.cursor
-                        yield finished_group(group)
+                    for part in message.groups:
+                        group = groups.add(part)
+                        if group is not None:
+                            cursor = group.cursor
+                            yield group
                     cursor = message.cursor or cursor
             except AWAY:
                 if outage.too_long:
@@ -152,10 +156,11 @@ class StoreQueue:
             rollout_service_pb2.WatchRolloutsRequest(project=self._request.project, training_run=training_run)
         )
         found: list[FinishedGroup] = []
+        groups = FeedGroups()
         try:
             # The first message without groups marks the end of the stored feed.
             while (message := await _read(stream)) is not None and message.groups:
-                found += [finished_group(group) for group in message.groups]
+                found += [group for part in message.groups if (group := groups.add(part)) is not None]
         finally:
             stream.cancel()
         return found
@@ -228,9 +233,9 @@ class StoreResources:
 
     async def get(self, name: str) -> Content:
         """Reads a version with its content; see `ports.ResourceStore`."""
-        message = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)
-        answer = await self._patience.call(lambda: self._resources.GetResources(message, timeout=CALL_DEADLINE_S))
-        return _content(answer.resources[0])
+        reading = partial(read_resources, self._resources, [name], project=self._project, timeout=CALL_DEADLINE_S)
+        (version,) = await self._patience.call(reading)
+        return _content(version)
 
     async def publish(
         self, *, resource: str, kind: str, content: bytes, content_type: str, parent: str, request_id: str

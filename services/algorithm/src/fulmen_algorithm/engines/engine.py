@@ -1,12 +1,13 @@
 """The interface of an engine: an OpenAI-compatible server that takes new weights in place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
+from fulmen_algorithm.policy.engine_settings import EngineSettings
+from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, SwapStats
 
 ENGINE_KEY_NAME = "engine"
 """Entry of the proxy's `backend_keys` with the key of the engines that the service starts itself."""
@@ -27,8 +28,10 @@ class EngineOptions:
         token: Bearer token required by the engine; empty for none, which requires a loopback host.
         torch_threads: Threads of one torch operation.
         device: `cpu` or `cuda`.
+        gpus: GPUs of this machine that the engine sees; empty for all.
         max_batch_size: Requests that are generated together by the embedded engine.
         log_folder: Folder for the output of engines in other programs.
+        log_suffix: Ends the names of these files, where several engines serve a policy.
         vllm_command: The vLLM program.
         vllm_start_deadline_s: Timeout of a vLLM's start, in seconds.
         otlp_endpoint: Where vLLM sends its traces by OTLP/gRPC, without TLS; empty for nowhere.
@@ -42,7 +45,9 @@ class EngineOptions:
     torch_threads: int
     device: str
     max_batch_size: int
+    gpus: Sequence[int] = ()
     log_folder: Path = Path(".fulmen/algorithm/engines")
+    log_suffix: str = ""
     vllm_command: str = "vllm"
     vllm_start_deadline_s: float = 600.0
     otlp_endpoint: str = ""
@@ -114,3 +119,29 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Ends it."""
+
+
+class Starter(Protocol):
+    """Starts engines, or has them."""
+
+    async def start(
+        self,
+        options: EngineOptions,
+        policy: PublishedPolicy,
+        *,
+        engine: EngineSettings,
+        notify: Notify,
+        gate: SwapGate,
+    ) -> Engine:
+        """Starts an engine and returns when it serves a policy version.
+
+        Args:
+            options: How engines are started.
+            policy: The version.
+            engine: Kind and settings of the engine.
+            notify: Receives notices about waits.
+            gate: The proxy's part, for an engine that was running before and may have calls in flight.
+
+        Raises:
+            EngineFailed: if it does not start.
+        """

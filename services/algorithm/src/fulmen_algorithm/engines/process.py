@@ -16,6 +16,7 @@ import aiohttp
 import structlog
 
 from fulmen_algorithm.clients.forked_child import ModuleStarter
+from fulmen_algorithm.cluster.gpus.machine import shown_to
 from fulmen_algorithm.engines.engine import ENGINE_KEY_NAME, EngineAddress, EngineFailed, EngineOptions, SwapGate
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SwapStats
@@ -235,7 +236,7 @@ async def whole_folder(policy: PublishedPolicy) -> Path:
 
 def _environment(options: EngineOptions) -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(HIDDEN_PREFIX)}
-    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1"}
+    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", **shown_to(options.gpus)}
     return inherited | ({TOKEN_VARIABLE: options.token} if options.token else {})
 
 

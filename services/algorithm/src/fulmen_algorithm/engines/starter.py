@@ -1,5 +1,7 @@
 """Selects the program that serves a run; the only place that distinguishes kinds of engines."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from fulmen_algorithm.clients.forked_child import ModuleStarter
@@ -33,18 +35,9 @@ class EngineStarter:
         notify: Notify,
         gate: SwapGate,
     ) -> Engine:
-        """Starts an engine and returns when it serves a policy version.
-
-        Args:
-            options: How engines are started.
-            policy: The version.
-            engine: Kind and settings of the engine.
-            notify: Receives notices about waits.
-            gate: The proxy's part, for an engine that was running before and may have calls in flight.
-
-        Raises:
-            EngineFailed: if it does not start.
-        """
+        """Starts an engine; see `engines.engine.Starter`."""
+        if not isinstance(engine, ExternalEngine) and engine.gpus is not None:
+            options = self._on_gpus(options, engine.gpus)
         match engine:
             case EmbeddedEngine():
                 notify("info", "The engine starts.")
@@ -59,3 +52,11 @@ class EngineStarter:
                 return await ExternalVllm.attach(options, policy, engine, notify, gate)
             case _:
                 assert_never(engine)
+
+    def _on_gpus(self, options: EngineOptions, gpus: int | Sequence[int]) -> EngineOptions:
+        """Returns the options of an engine that is on some GPUs; on none for 0."""
+        if isinstance(gpus, int):
+            return options if gpus else replace(options, device="cpu")
+        if self._in_process:
+            return replace(options, device=f"cuda:{gpus[0]}")
+        return replace(options, gpus=gpus, device="cuda")

@@ -1,7 +1,7 @@
-"""Supervises the engine of one policy: keeps it alive with the right weights, and registered at the proxy.
+"""Supervises one engine of a policy: keeps it alive with the right weights, and registered at the proxy.
 
-Invariant: the proxy's route points to an engine that listens; after a crash the engine is restarted with
-the same weights and version, and its new port is registered. It keeps running after the run that started it.
+Invariant: the proxy's routes lead to an engine that listens, under the version that it has; after a crash the engine is
+restarted with the newest version, and its new port is registered. It keeps running after the run that started it.
 """
 
 import asyncio
@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import structlog
 
-from fulmen.errors import FulmenError, RouteExists
+from fulmen.errors import FulmenError, QuotaExceeded, RouteExists
 from fulmen_algorithm.clients.patience import AWAY, Patience
-from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, SwapGate
+from fulmen_algorithm.engines.engine import Engine, EngineFailed, EngineOptions, Starter, SwapGate
 from fulmen_algorithm.engines.proxy_admin import AttachGate, ProxyAdmin, ProxyGate, RoutingGate
-from fulmen_algorithm.engines.starter import EngineStarter
 from fulmen_algorithm.policy.engine_settings import EngineSettings
 from fulmen_algorithm.policy.served import ServedPolicy
 from fulmen_algorithm.runs.failure import RunFailed
@@ -31,14 +30,16 @@ FIRST_RESTART_WAIT_S = 0.5
 LONGEST_RESTART_WAIT_S = 10.0
 START_ATTEMPTS = 3
 LONGEST_HOLD_S = 600.0
+LONGEST_LEAVE_S = 60.0
 REFUSED_OR_AWAY: tuple[type[Exception], ...] = (FulmenError, *AWAY)
 
 
 class EngineSupervisor:
-    """Serves one policy.
+    """Serves one policy, alone or with others; see `replicas`.
 
     Attributes:
         served: The served policy, also while the engine is being restarted.
+        ready: Whether the engine is registered at the proxy and takes calls.
         last_used: Time of the last sampled tokens or loaded weights, by `time.monotonic`.
         retired: Whether it was retired; it must not serve again.
         handed_over: Whether another service serves the policy: the engine keeps its weights until it ends or its slot is
@@ -51,24 +52,31 @@ class EngineSupervisor:
         proxy: ProxyAdmin,
         *,
         outage_limit_s: float,
-        starter: EngineStarter,
+        starter: Starter,
     ) -> None:
         self._options = options
         self._starter = starter
         self._proxy = proxy
         self._outage_limit_s = outage_limit_s
         self.served: ServedPolicy | None = None
-        self._notify: Notify = _log_only
+        self._notify: Notify = log_only
         self._engine: Engine | None = None
         self._changing = asyncio.Lock()
         self._loaded: PublishedPolicy | None = None
         self._started_with: EngineSettings | None = None
         self._started = asyncio.Event()
+        self._restarting = False
+        self.ready = False
         self.retired = False
         self.handed_over = False
         self.last_used = time.monotonic()
         self._tokens_before = 0
         self._tokens_of_engine = 0
+
+    @property
+    def backend(self) -> str:
+        """Name of its backend at the proxy."""
+        return self._proxy.backend
 
     async def serve(self, served: ServedPolicy, notify: Notify) -> None:
         """Serves a policy version under the policy's name; a running engine takes the weights in place.
@@ -85,26 +93,15 @@ class EngineSupervisor:
                 await self._register()
                 if self._loaded == served.policy:
                     await self._put_routes()
-                else:
-                    gate = RoutingGate(self._proxy, served, self._patience(), engine_model=self._engine.address.model)
-                    await self._give_weights(self._engine, served.policy, gate)
-                return
-            await self._stop_engine()
-            await self._start_engine()
-            await self._register_and_route()
-
-    async def restore(self, served: ServedPolicy) -> None:
-        """Serves the policy of the previous process, unless a run has served another one meanwhile.
-
-        Raises:
-            RunFailed: if the engine cannot be started with these weights.
-        """
-        if self.served is None:
-            await self.serve(served, _log_only)
+                    return
+                gate = RoutingGate(self._proxy, served, self._patience(), engine_model=self._engine.address.model)
+                if await self._give_weights(self._engine, served.policy, gate) is not None:
+                    return
+            await self._bring_up(anew=self._engine is not None)
 
     def leave(self) -> None:
         """Marks the run as ended; it gets no more notices about the engine."""
-        self._notify = _log_only
+        self._notify = log_only
         self.last_used = time.monotonic()
 
     def hand_over(self) -> None:
@@ -112,33 +109,48 @@ class EngineSupervisor:
         self.handed_over = True
         self.leave()
 
-    async def swap(self, policy: PublishedPolicy) -> SwapStats:
-        """Replaces the weights in place; an engine that rejects them is restarted with them.
+    async def swap(self, policy: PublishedPolicy) -> SwapStats | None:
+        """Replaces the weights in place.
+
+        Returns:
+            The cost; None if the engine did not take them, or is being restarted. It then gets no calls until it has been
+            restarted with them, by `bring_back`.
+        """
+        assert self.served is not None
+        self.served = replace(self.served, policy=policy)
+        if self._restarting:
+            return None
+        async with self._changing:
+            self.last_used = time.monotonic()
+            gate = ProxyGate(self._proxy, policy, self._patience())
+            return await self._give_weights(self._engine, policy, gate)
+
+    async def bring_back(self) -> None:
+        """Restarts an engine that did not take its weights, and waits for it.
 
         Raises:
             RunFailed: if it cannot be started with these weights.
         """
         async with self._changing:
-            if self.served is None:
-                raise RunFailed("No policy is served.")
-            self.served = replace(self.served, policy=policy)
-            self.last_used = time.monotonic()
-            gate = ProxyGate(self._proxy, policy, self._patience())
-            return await self._give_weights(self._engine, policy, gate)
+            await self._bring_up()
 
-    async def _give_weights(self, engine: Engine | None, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:
+    def bring_back_later(self) -> None:
+        """Has an engine that did not start, or did not take its weights, restarted while others serve."""
+        self._started.set()
+
+    async def _give_weights(self, engine: Engine | None, policy: PublishedPolicy, gate: SwapGate) -> SwapStats | None:
+        """Gives an engine weights; one that does not take them is stopped, and its calls are held."""
         self._loaded = None  # after a cancellation the engine's weights are unknown
         try:
             if engine is None:
                 raise EngineFailed("The engine is being restarted.")
             metrics = await engine.swap(policy, gate)
         except EngineFailed as error:
-            self._notify("warning", f"{error} Restarting it with version {policy.version}.")
+            version = policy.version
+            self._notify("warning", f"{error} The engine of {self._proxy.backend} is restarted with version {version}.")
             await self._hold_calls()
             await self._stop_engine()
-            await self._start_engine()
-            await self._register_and_route()
-            return SwapStats()
+            return None
         self._loaded = policy
         return metrics
 
@@ -180,19 +192,34 @@ class EngineSupervisor:
             await self._stop_engine()
 
     async def retire(self) -> None:
-        """Retires the engine and removes its policy from the proxy; does not wait while the proxy is unavailable."""
+        """Ends the engine for good; its routes must lead elsewhere by now."""
+        self.retired = True
         async with self._changing:
-            names = () if self.served is None or self.handed_over else self.served.policy.model_names
-            self.retired, self.served = True, None
+            self.served = None
             try:
-                for name in reversed(names):
-                    try:
-                        await self._proxy.withdraw(name)
-                    except REFUSED_OR_AWAY as error:
-                        _log.warning("route_left_behind", model=name, reason=type(error).__name__)
-            finally:
                 await self._stop_engine()
+            finally:
                 self._started.set()  # wake the supervisor's loop, which then ends
+
+    async def leave_routes(self) -> None:
+        """Takes the engine out of the policy's routes, and waits for the calls that it has; others must serve the policy.
+
+        Does not wait while the proxy is unavailable.
+        """
+        if self.served is None or self.handed_over:
+            return
+        try:
+            await self._proxy.leave_routes(self.served)
+            await ProxyGate(self._proxy, self.served.policy, self._patience()).idle(LONGEST_LEAVE_S)
+        except REFUSED_OR_AWAY as error:
+            _log.warning("engine_left_in_routes", backend=self._proxy.backend, reason=type(error).__name__)
+
+    async def unregister(self) -> None:
+        """Removes the engine's backend from the proxy; does not wait while the proxy is unavailable."""
+        try:
+            await self._proxy.unregister()
+        except REFUSED_OR_AWAY as error:
+            _log.warning("backend_left_behind", backend=self._proxy.backend, reason=type(error).__name__)
 
     def _log_failure(self, error: Exception, *, first: bool) -> None:
         """Logs why the engine could not be supervised or replaced; its run is notified at its start."""
@@ -207,16 +234,16 @@ class EngineSupervisor:
     async def _recover(self) -> None:
         """Recovers from a failure: starts the engine and registers it at the proxy."""
         if self._engine is None:
-            await self._replace(None)
+            await self._replace(None, "It did not start")
             return
         async with self._changing:
-            if self._engine is not None and self.served is not None and not self.handed_over:
-                await self._register_and_route()
+            if self.served is not None and not self.handed_over:
+                await self._bring_up()
 
     async def _watch(self) -> None:
-        """Waits until the present engine has exited or stops answering, then replaces it."""
+        """Waits until the present engine has exited, stops answering or proves to be stale, then replaces it."""
         engine = self._engine
-        failed = 0
+        failed, reason = 0, "It did not start" if engine is None else "It ended"
         while engine is not None and engine is self._engine:
             try:
                 async with asyncio.timeout(HEALTH_INTERVAL_S):
@@ -228,10 +255,24 @@ class EngineSupervisor:
                 await self.sampled_tokens()  # updates last_used
                 if failed >= FAILED_CHECKS:
                     _log.warning("engine_deaf", pid=engine.pid)
+                    reason = "It stopped answering"
                     break
-        await self._replace(engine)
+                if version := await self._stale_version():
+                    _log.warning("engine_stale", pid=engine.pid, version=version)
+                    reason = f"It answered a call with version {version}, which is older than the one it should have"
+                    break
+        await self._replace(engine, reason)
 
-    async def _replace(self, dead: Engine | None) -> None:
+    async def _stale_version(self) -> int:
+        """Returns the older version that an answer of the engine proved to the proxy; 0 if there was none."""
+        if self.handed_over:
+            return 0
+        try:
+            return await self._proxy.stale_version()
+        except REFUSED_OR_AWAY:
+            return 0  # asked again
+
+    async def _replace(self, dead: Engine | None, reason: str) -> None:
         wait_s = FIRST_RESTART_WAIT_S
         while True:
             async with self._changing:
@@ -241,41 +282,76 @@ class EngineSupervisor:
                     await self._stop_engine()
                     self.served = None
                     return
-                self._notify("warning", "The engine ended; restarting it with the same weights.")
-                await self._hold_calls()
-                await self._stop_engine()
+                self._notify("warning", f"The engine of {self._proxy.backend} is restarted. {reason}.")
                 try:
-                    await self._start_engine()
-                    await self._register_and_route()
+                    await self._bring_up(anew=True)
                     return
                 except RunFailed:
                     dead = None
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, LONGEST_RESTART_WAIT_S)
 
-    async def _start_engine(self) -> None:
+    async def _bring_up(self, *, anew: bool = False) -> None:
+        """Starts the engine if it does not run, gives it the newest version, and registers it.
+
+        It has the newest version when this returns, also if another one was published meanwhile.
+
+        Args:
+            anew: Whether an engine that runs is ended first.
+
+        Raises:
+            RunFailed: if it cannot be started with these weights, or its name is in use outside the project.
+        """
         assert self.served is not None
-        policy = self.served.policy
-        for attempt in range(START_ATTEMPTS):
-            try:
-                gate = AttachGate(self._proxy, policy, self._patience())
-                self._engine = await self._starter.start(
-                    self._options, policy, engine=self.served.engine, notify=self._notify, gate=gate
-                )
-                self._loaded, self._started_with = policy, self.served.engine
-                break
-            except EngineFailed as error:
-                _log.warning("engine_start_failed", attempt=attempt + 1, model=str(policy.path), reason=str(error))
-                if attempt + 1 == START_ATTEMPTS:
-                    raise RunFailed(str(error)) from error
-        self._started.set()
-        _log.info("engine_started", pid=self._engine.pid if self._engine else 0, version=policy.version)
+        self._restarting = True
+        try:
+            if anew:
+                await self._hold_calls()
+                await self._stop_engine()
+            for attempt in range(START_ATTEMPTS):
+                try:
+                    registered: PublishedPolicy | None = None
+                    while registered != self.served.policy:
+                        registered = await self._load(self.served)
+                        await self._register_and_route()
+                    return
+                except EngineFailed as error:
+                    model = str(self.served.policy.path)
+                    _log.warning("engine_start_failed", attempt=attempt + 1, model=model, reason=str(error))
+                    await self._stop_engine()
+                    if attempt + 1 == START_ATTEMPTS:
+                        raise RunFailed(str(error)) from error
+        finally:
+            self._restarting = False
+
+    async def _load(self, served: ServedPolicy) -> PublishedPolicy:
+        """Starts the engine with a version, or gives it the version if it has another; returns the version.
+
+        Raises:
+            EngineFailed: if it does not start, or does not take it.
+        """
+        policy = served.policy
+        gate = AttachGate(self._proxy, policy, self._patience())
+        if self._engine is None:
+            self._engine = await self._starter.start(
+                self._options, policy, engine=served.engine, notify=self._notify, gate=gate
+            )
+            self._started_with = served.engine
+            self._started.set()
+            _log.info("engine_started", pid=self._engine.pid, version=policy.version)
+        elif self._loaded != policy:
+            self._loaded = None
+            await self._engine.swap(policy, gate)
+        self._loaded = policy
+        return policy
 
     async def _hold_calls(self) -> None:
         """Holds calls in the proxy until the engine is registered again; does not wait while the proxy is unavailable.
 
-        A large engine takes minutes to start, and every call that fails meanwhile costs a rollout an attempt.
+        Other engines of the policy get its calls. Where there are none they wait: a large engine takes minutes to start,
+        and every call that fails meanwhile costs a rollout an attempt.
         """
+        self.ready = False
         try:
             await self._proxy.hold(LONGEST_HOLD_S)
         except REFUSED_OR_AWAY as error:
@@ -283,6 +359,7 @@ class EngineSupervisor:
 
     async def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
+        self.ready = False
         self._tokens_before += self._tokens_of_engine
         self._tokens_of_engine = 0
         self._started.clear()
@@ -290,6 +367,9 @@ class EngineSupervisor:
             await engine.stop()
 
     async def _register_and_route(self) -> None:
+        assert self._loaded is not None
+        # First the version, for routes that have led to this engine before: no call may find it under an older one.
+        await AttachGate(self._proxy, self._loaded, self._patience()).promote()
         await self._register()
         await self._put_routes()
 
@@ -302,9 +382,11 @@ class EngineSupervisor:
     async def _put_routes(self) -> None:
         assert self.served is not None
         assert self._engine is not None
-        served, model = self.served, self._engine.address.model
+        assert self._loaded is not None
+        served, model, version = self.served, self._engine.address.model, self._loaded.version
         with _names_refused():
-            await self._patience().call(lambda: self._proxy.put_routes(served, engine_model=model))
+            await self._patience().call(lambda: self._proxy.put_routes(served, version=version, engine_model=model))
+        self.ready = True
 
     def _patience(self) -> Patience:
         return Patience(service="LLM proxy", notify=self._notify, limit_s=self._outage_limit_s)
@@ -316,8 +398,10 @@ def _names_refused() -> Iterator[None]:
         yield
     except RouteExists as error:
         raise RunFailed(f"{error.message} Choose another name for the policy.") from error
+    except QuotaExceeded as error:
+        raise RunFailed(error.message) from error
 
 
-def _log_only(severity: str, message: str) -> None:
+def log_only(severity: str, message: str) -> None:
     """Logs the notices of an engine whose run has ended."""
     _log.warning("engine_notice", severity=severity, text=message)

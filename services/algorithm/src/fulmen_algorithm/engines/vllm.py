@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fulmen_algorithm.clients.child import Child
+from fulmen_algorithm.cluster.gpus.machine import shown_to
 from fulmen_algorithm.engines import guardian, vllm_plugin
 from fulmen_algorithm.engines.engine import (
     ENGINE_KEY_NAME,
@@ -67,9 +68,9 @@ class VllmProcess:
         model = policy.base_model if as_adapters else await _folder_of(policy)
         if model is None:
             raise EngineFailed("The policy's adapters come without their base model.")
-        port = options.port or _free_port(options.host)
-        log = await asyncio.to_thread(_open_log, options.log_folder, policy.policy)
-        command = [*_guarded(log), *_command(options, policy, engine, model, port, as_adapters=as_adapters)]
+        port = options.port or free_port(options.host)
+        log = await asyncio.to_thread(_open_log, options.log_folder, policy.policy + options.log_suffix)
+        command = [*_guarded(log), *command_line(options, policy, engine, model, port, as_adapters=as_adapters)]
         try:
             child = Child.start(command, environment=_environment(options, engine), output=subprocess.DEVNULL)
         except OSError as error:
@@ -167,7 +168,7 @@ def _guarded(log: Path) -> list[str]:
     return [sys.executable, "-I", str(Path(guardian.__file__)), str(log)]
 
 
-def _command(
+def command_line(
     options: EngineOptions,
     policy: PublishedPolicy,
     engine: VllmEngine,
@@ -176,6 +177,7 @@ def _command(
     *,
     as_adapters: bool,
 ) -> list[str]:
+    """Returns the command line of a vLLM that serves a version from a model folder, with its adapters or merged."""
     # The policy's name is its adapter's; without one for all roles the base model answers to it.
     base_name = f"{policy.policy}.base" if as_adapters and DEFAULT_ADAPTER in policy.adapters else policy.policy
     flags: dict[str, str | int | float | bool | None] = {
@@ -186,6 +188,9 @@ def _command(
         "max-model-len": engine.max_model_len,
         "max-num-seqs": engine.max_sequences,
         "tensor-parallel-size": engine.tensor_parallel,
+        # Layers over machines, tensors inside each: what vLLM recommends where machines have slower lines than GPUs.
+        "pipeline-parallel-size": engine.nodes if engine.nodes > 1 else None,
+        "distributed-executor-backend": "ray" if engine.nodes > 1 else None,
         "gpu-memory-utilization": None if options.device == "cpu" else engine.gpu_memory_utilization,
         "enforce-eager": engine.enforce_eager or None,
         # On a CPU vLLM 0.32 ends when a call with a seed is prefilled in parts: "CPU Generator does not use offset".
@@ -243,6 +248,7 @@ def _environment(options: EngineOptions, engine: VllmEngine) -> dict[str, str]:
         "VLLM_API_KEY": options.token,
         "HF_HUB_OFFLINE": "1",
         "OTEL_SERVICE_NAME": "vllm",
+        **shown_to(options.gpus),
     }
     if os.sep in options.vllm_command:
         # Programs that vLLM starts, compilers above all, are where it is.
@@ -257,20 +263,20 @@ def _environment(options: EngineOptions, engine: VllmEngine) -> dict[str, str]:
     return environment
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as free:
         free.bind((host, 0))
         return int(free.getsockname()[1])
 
 
-def _open_log(folder: Path, policy: str) -> Path:
+def _open_log(folder: Path, name: str) -> Path:
     """Rotates the log if it is large, and returns its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / f"vllm-{policy}.log"
+        log = folder / f"vllm-{name}.log"
         if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
-            log.replace(log.with_suffix(".log.1"))
+            log.replace(log.with_name(f"{log.name}.1"))
         log.touch()
     except OSError as error:
         raise EngineFailed(f"vLLM's log in {folder} cannot be written.") from error

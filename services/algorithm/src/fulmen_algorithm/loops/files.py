@@ -1,6 +1,6 @@
 """The files of a trainer: its record, the state from which it continues, and named checkpoints.
 
-A state is a checkpoint as of `training.checkpoints`: complete or not there, whenever the service is killed. A named one
+A state is a checkpoint as of `persistence.checkpoints`: complete or not there, whenever the service is killed. A named one
 shares the files of the state that it was made of, by hard links.
 """
 
@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 
 from fulmen.errors import CheckpointNotFound, RunStorageUnavailable
 from fulmen_algorithm.loops.record import Progress, TrainerRecord
+from fulmen_algorithm.persistence.checkpoints import MANIFEST, PROGRESS, Checkpoint, CheckpointStore
 from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.checkpoints import MANIFEST, PROGRESS, Checkpoint, CheckpointStore
 from fulmen_algorithm.training.files import is_storage_trouble
 
 _RECORD: TypeAdapter[TrainerRecord] = TypeAdapter(TrainerRecord)

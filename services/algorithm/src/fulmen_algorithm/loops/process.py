@@ -1,7 +1,9 @@
 """Entry point of the process that holds trainers; torch is imported after it has greeted the service."""
 
+from fulmen_algorithm.cluster.wire import Ticket
 from fulmen_algorithm.trainers.calls import Answer
 from fulmen_algorithm.trainers.rank import arguments, serve
+from fulmen_algorithm.trainers.service_link import ServiceLink
 
 
 class LateWorker:
@@ -22,8 +24,7 @@ class LateWorker:
 
 def main() -> None:
     """Answers calls until the service closes the connection."""
-    worker = LateWorker()
-    serve(worker._options, worker)
+    serve(ServiceLink(Ticket.from_environment()), LateWorker())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import structlog
 from fulmen.errors import QuotaExceeded
 from fulmen_algorithm.loops.calls import Call, Close, decode_result, encode
 from fulmen_algorithm.runs.failure import TrainerLost
-from fulmen_algorithm.trainers.processes import Group, GroupOptions, Link, RankEnded, RankRefused, start_group
+from fulmen_algorithm.trainers.processes import Group, GroupOptions, RankEnded, RankRefused, start_group
 
 MODULE = "fulmen_algorithm.loops.process"
 RETRY_S = 5.0
@@ -28,7 +28,6 @@ class LoopProcess:
 
     key: str
     group: Group
-    link: Link
     call_deadline_s: float
     trainers: set[str] = field(default_factory=set)
     lost: str = ""
@@ -37,7 +36,7 @@ class LoopProcess:
     @property
     def pid(self) -> int:
         """Process id."""
-        return self.link.hello.pid
+        return self.group.links[0].hello.pid
 
     async def ask(self, call: Call, kind: type[Result]) -> Result:
         """Sends a call and waits for its result. The caller must not be cancelled meanwhile.
@@ -51,7 +50,7 @@ class LoopProcess:
                 raise TrainerLost(self.lost)
             try:
                 async with asyncio.timeout(self.call_deadline_s):
-                    answer = await self.link.ask(encode(call))
+                    answer = await self.group.links[0].ask(encode(call))
             except RankRefused as error:
                 raise error.error from error
             except RankEnded as error:
@@ -63,7 +62,7 @@ class LoopProcess:
                 self.lost = "A call to the process was broken off."
                 raise
             if self.lost:
-                await self.group.end([self.link])
+                await self.group.end()
                 raise TrainerLost(self.lost)
         return await asyncio.to_thread(decode_result, answer.result, kind)
 
@@ -71,7 +70,7 @@ class LoopProcess:
         """Ends it."""
         async with self._turn:
             self.lost = self.lost or "The process of the trainer was ended."
-            await self.group.end([self.link])
+            await self.group.end()
 
 
 class LoopProcesses:
@@ -101,10 +100,8 @@ class LoopProcesses:
                 found = self._running.get(key)
                 is_known = found is not None
                 if (found is None or found.lost) and (is_known or len(self._running) < self._max_processes):
-                    group, links = await start_group(MODULE, 1, self._options)
-                    found = LoopProcess(
-                        key=key, group=group, link=links[0], call_deadline_s=self._options.call_deadline_s
-                    )
+                    group = await start_group(MODULE, 1, self._options)
+                    found = LoopProcess(key=key, group=group, call_deadline_s=self._options.call_deadline_s)
                     self._running[key] = found
                 if found is not None:
                     found.trainers.add(trainer)

@@ -21,8 +21,8 @@ from fulmen_algorithm.loops.publication import Publisher
 from fulmen_algorithm.loops.record import TrainerDraft, TrainerRecord
 from fulmen_algorithm.loops.rules import CHECKPOINT
 from fulmen_algorithm.loops.trainer import LoopTrainer, unknown_trainer
+from fulmen_algorithm.policy.first_weights import WeightSources, first_weights
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.first_weights import WeightSources, first_weights
 from fulmen_algorithm.runs.run import PolicyOrigin
 
 SWEEP_INTERVAL_S = 5.0

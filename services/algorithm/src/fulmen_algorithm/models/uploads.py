@@ -1,9 +1,10 @@
 """Uploads of models: what has arrived of which file, in the folder of a project (`model_store`).
 
 Invariants: bytes are acknowledged only when they are durable; a file has its own name only if it is complete and has its
-SHA-256; what is not, ends with `.part`, which no file of a model does. All methods block.
+SHA-256; what is not, ends with `.part`, which no file of a model does. All methods of `Uploads` block.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,6 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from fulmen.errors import ArgumentInvalid, QuotaExceeded, UploadIncomplete, Violation
 from fulmen.ids import uuid7
@@ -31,6 +34,9 @@ MAX_MODELS: Final = 1000
 MAX_PROJECT_FILES: Final = 50_000
 """Maximum number of files in the models and uploads of a project: empty ones take no bytes, but they take inodes."""
 _REPORTED: Final = 50
+SWEEP_INTERVAL_S: Final = 60.0
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +265,25 @@ class Uploads:
             for each in model.files:
                 if each.sha256 == file.sha256 and each.size_bytes == file.size_bytes > 0:
                     yield self._models.place(model.name.project) / model.name.id / each.path
+
+
+class ModelSweeper:
+    """Background role: removes uploads that are idle, and models that were not used for their retention time."""
+
+    def __init__(self, uploads: Uploads, *, used_by: Callable[[StoredModel], str]) -> None:
+        """`used_by` returns the run that needs a model; empty if none does."""
+        self._uploads = uploads
+        self._used_by = used_by
+
+    async def run(self) -> None:
+        """Sweeps until cancelled."""
+        while True:
+            try:
+                await asyncio.to_thread(self._uploads.sweep, lambda model: bool(self._used_by(model)))
+            except OSError as error:
+                # Full or unreachable for now; whoever needs the storage says so.
+                _log.warning("models_not_swept", error=error.strerror)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
 
 
 def _missing(folder: Path, files: Sequence[ModelFile]) -> Iterator[tuple[ModelFile, int]]:

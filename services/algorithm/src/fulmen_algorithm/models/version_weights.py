@@ -14,7 +14,7 @@ from fulmen_algorithm.persistence.object_mirror import ObjectMirror
 from fulmen_algorithm.persistence.run_files import RUNS_PLACE
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.model_roots import ModelRoots
-from fulmen_algorithm.policy.stored_weights import stored_policy
+from fulmen_algorithm.policy.stored_weights import read_description, stored_policy
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, ResourceStore
 from fulmen_algorithm.training.settings import WeightsKind
@@ -28,14 +28,23 @@ class WeightForm(StrEnum):
     TRAINED = "UNSPECIFIED"
     FULL = "FULL"
     ADAPTERS = "ADAPTERS"
+    DELTA = "DELTA"
+    BASE = "BASE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFolder:
-    """The weights of a version: `resources/policy.{policy}/versions/{n}` and their folder."""
+    """The weights of a version.
+
+    Attributes:
+        name: `resources/policy.{policy}/versions/{n}`.
+        folder: Where they are.
+        training_run: The run that published it; empty if none did.
+    """
 
     name: str
     folder: Path
+    training_run: str
 
 
 class VersionWeights:
@@ -79,13 +88,20 @@ class VersionWeights:
             folder = await self._of_form(published, form)
         except RunFailed as error:
             raise ModelNotFound(f"The weights of {content.name} cannot be read: {error}", model=content.name) from error
-        return VersionFolder(name=content.name, folder=folder)
+        training_run = str(read_description(content).get("run", ""))
+        return VersionFolder(name=content.name, folder=folder, training_run=training_run)
 
     async def _of_form(self, published: PublishedPolicy, form: WeightForm) -> Path:
         is_lora = published.kind is WeightsKind.LORA
-        if is_lora and form is not WeightForm.FULL:
+        if is_lora and form in (WeightForm.TRAINED, WeightForm.ADAPTERS):
             return published.path
-        if is_lora and published.rebuild is None:
+        if form is WeightForm.BASE and published.base_model is not None:
+            return published.base_model
+        if form is WeightForm.DELTA and published.kind is WeightsKind.DELTA:
+            return published.path
+        if form in (WeightForm.BASE, WeightForm.DELTA):
+            text = "consists of no adapters" if form is WeightForm.BASE else "was not published as a difference"
+        elif is_lora and published.rebuild is None:
             text = "consists of adapters that are merged nowhere; the last version of a run with one adapter has merged weights"
         elif form is WeightForm.ADAPTERS:
             text = "has all weights, and no adapters"

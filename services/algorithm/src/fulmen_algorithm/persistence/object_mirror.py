@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fulmen_algorithm.training.checkpoints import MANIFEST, CheckpointStore, epoch_of
+from fulmen_algorithm.persistence.checkpoints import MANIFEST, CheckpointStore, epoch_of
 from fulmen_algorithm.training.files import StorageFailed, appear
 from fulmen_service_kit.errors import StartupError
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fulmen_algorithm.persistence.checkpoints import CheckpointStore
 from fulmen_algorithm.persistence.files import (
     append_json_lines,
     append_line,
@@ -34,7 +35,6 @@ from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, SavedModel
 from fulmen_algorithm.runs.run import TrainingRun
-from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.files import appear
 from fulmen_algorithm.weights.publishing import WrittenWeights
 

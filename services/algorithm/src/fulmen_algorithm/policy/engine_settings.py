@@ -10,11 +10,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fulmen_algorithm.training.compute import THIS_MACHINE, GpuNumber
 from fulmen_algorithm.training.strict import Strict
 
 OPTION = re.compile(r"^[a-z][a-z0-9-]*$")
 MAX_OPTIONS = 50
 MAX_OPTION_LENGTH = 1000
+MAX_REPLICAS = 64
+MAX_GPUS = 1024
 
 SET_BY_FULMEN = frozenset(
     {
@@ -47,6 +50,7 @@ SET_BY_FULMEN = frozenset(
     }
 )
 """Options of `vllm serve` that a run may not set in `args`: they have separate settings, or Fulmen sets them."""
+SET_FOR_NODES = frozenset({"distributed-executor-backend", "pipeline-parallel-size"})
 
 
 class SwapMode(StrEnum):
@@ -77,25 +81,75 @@ def _checked_address(base_url: str) -> str:
 Options = Annotated[
     dict[str, str | int | float | bool], AfterValidator(_checked_options), Field(max_length=MAX_OPTIONS)
 ]
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+Gpus = (
+    Annotated[int, Field(ge=0, le=1024)] | Annotated[list[GpuNumber], Field(min_length=1, max_length=MAX_GPUS)] | None
+)
 Address = Annotated[str, AfterValidator(_checked_address), Field(max_length=2048)]
 
 
-class EmbeddedEngine(Strict):
-    """Fulmen's own engine, based on `transformers`, for small models, demos and tests."""
+class StartedEngine(Strict):
+    """What all engines that Fulmen starts have in common."""
+
+    replicas: Replicas = 1
+    cluster: str = Field(default=THIS_MACHINE, pattern="^[a-z0-9-]{1,32}$")
+    gpus: Gpus = None
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that each engine needs on a machine that has any."""
+        return 1
+
+    @property
+    def gpus_of_each(self) -> int:
+        """GPUs of each engine, on each of its machines."""
+        if isinstance(self.gpus, list):
+            return len(self.gpus) // self.replicas
+        return self.least_gpus if self.gpus is None else self.gpus
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Self:
+        if isinstance(self.gpus, list):
+            if self.cluster != THIS_MACHINE:
+                raise ValueError(
+                    "gpus: a list names GPUs of the service's machine; on a cluster it is the number of each engine"
+                )
+            if len(self.gpus) % self.replicas:
+                raise ValueError(f"gpus: {len(self.gpus)} must be a multiple of replicas, {self.replicas}")
+        if self.gpus and self.gpus_of_each < self.least_gpus:
+            raise ValueError(f"gpus: each engine needs {self.least_gpus} and would have {self.gpus_of_each}")
+        return self
+
+
+class EmbeddedEngine(StartedEngine):
+    """Fulmen's own engine, based on `transformers`, for small models, demos and tests.
+
+    Attributes:
+        kind: `embedded`.
+        replicas: Number of engines that serve the policy.
+        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
+        gpus: See `vllm`; an engine uses one.
+    """
 
     kind: Literal["embedded"] = "embedded"
 
 
-class VllmEngine(Strict):
+class VllmEngine(StartedEngine):
     """A vLLM server that the service starts, supervises and stops.
 
     Attributes:
         kind: `vllm`.
+        replicas: Number of vLLM servers that serve the policy.
+        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
+        gpus: Number of GPUs of each, or a list with those of all on the service's machine, such as `[4, 5, 6, 7]`; null for as
+            many as `tensor_parallel`, apart from those of the trainer where there are enough.
         max_model_len: Maximum length of prompt and answer together, in tokens; null for the model's own limit.
         dtype: Number format of the computation; `auto` for the model's own.
         gpu_memory_utilization: Share of each GPU's memory for vLLM, including the weights; leave the rest to a trainer
             on the same GPU.
-        tensor_parallel: Number of GPUs over which the model is split.
+        tensor_parallel: Number of GPUs over which the model is split, on each of its machines.
+        nodes: Number of machines over which the layers of the model are split; more than 1 needs a cluster of kind ray, on which
+            vLLM places itself.
         max_sequences: Maximum batch size of generation, in requests.
         enforce_eager: Disables compilation and CUDA graphs: starts sooner, generates more slowly.
         enable_lora: Serves LoRA adapters on top of the base model and replaces them in place; false merges a single
@@ -116,6 +170,7 @@ class VllmEngine(Strict):
     dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
     gpu_memory_utilization: float = Field(default=0.5, gt=0, le=1)
     tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    nodes: int = Field(default=1, ge=1, le=64)
     max_sequences: int = Field(default=64, ge=1, le=65536)
     enforce_eager: bool = False
     enable_lora: bool = True
@@ -126,13 +181,25 @@ class VllmEngine(Strict):
     recompute_cache: bool = True
     args: Options = Field(default_factory=dict)
 
+    @property
+    def least_gpus(self) -> int:
+        """See `StartedEngine`."""
+        return self.tensor_parallel
+
+    @model_validator(mode="after")
+    def _nodes_are_not_in_args(self) -> Self:
+        if self.nodes > 1 and (twice := sorted(SET_FOR_NODES & self.args.keys())):
+            raise ValueError(f"args: {', '.join(twice)} is set by Fulmen where nodes is more than 1")
+        return self
+
 
 class ExternalEngine(Strict):
-    """A vLLM server that the service does not start, in development mode, with the models' folder at the same path.
+    """vLLM servers that the service does not start, in development mode, with the models' folder at the same path.
 
     Attributes:
         kind: `external`.
         base_url: Base URL of its OpenAI API; must be in the service's setting `FULMEN_ALGORITHM_EXTERNAL_ENGINES`.
+        base_urls: Base URLs of several servers, instead of `base_url`.
         key_name: Entry of the proxy's setting `backend_keys` that holds its API key; empty for none.
         model: Model name that it serves; empty for the policy's name.
         swap: See `vllm`.
@@ -141,16 +208,37 @@ class ExternalEngine(Strict):
     """
 
     kind: Literal["external"]
-    base_url: Address
+    base_url: Literal[""] | Address = ""
+    base_urls: list[Address] = Field(default=[], max_length=MAX_REPLICAS)
     key_name: str = Field(default="", pattern="^[a-z0-9._-]{0,63}$")
     model: str = Field(default="", max_length=200)
     swap: SwapMode = Field(default=SwapMode.FREEZE, strict=False)
     drain_limit_s: float = Field(default=300.0, gt=0, le=540)
     recompute_cache: bool = True
 
+    @model_validator(mode="after")
+    def _has_addresses(self) -> Self:
+        if bool(self.base_url) == bool(self.base_urls):
+            raise ValueError("needs either base_url or base_urls")
+        if twice := sorted({url for url in self.base_urls if self.base_urls.count(url) > 1}):
+            raise ValueError(f"base_urls has {', '.join(twice)} more than once")
+        return self
+
 
 EngineSettings = Annotated[EmbeddedEngine | VllmEngine | ExternalEngine, Field(discriminator="kind")]
 """The engine of a run."""
+
+
+def each_engine(engine: EngineSettings) -> list[EngineSettings]:
+    """Returns the settings of each engine alone."""
+    if isinstance(engine, ExternalEngine):
+        urls = engine.base_urls or [engine.base_url]
+        return [engine.model_copy(update={"base_url": url, "base_urls": []}) for url in urls]
+    if not isinstance(engine.gpus, list):
+        return [engine.model_copy(update={"replicas": 1})] * engine.replicas
+    each = engine.gpus_of_each
+    parts = [engine.gpus[first : first + each] for first in range(0, len(engine.gpus), each)]
+    return [engine.model_copy(update={"replicas": 1, "gpus": part}) for part in parts]
 
 
 class MismatchSettings(Strict):

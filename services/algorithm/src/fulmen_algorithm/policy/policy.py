@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.rollouts.groups import in_branch
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel
-from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import (
     BatchSettings,

@@ -23,12 +23,14 @@ class ServedPolicy:
         policy: The version.
         overrides: Request fields as JSON, by rollout mode.
         engine: Engine that serves it.
+        run: Run that published it; empty if unknown.
     """
 
     project: str
     policy: PublishedPolicy
     overrides: Mapping[str, str]
     engine: EngineSettings
+    run: str = ""
 
 
 _log = structlog.get_logger()

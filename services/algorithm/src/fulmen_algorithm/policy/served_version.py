@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.policy.model_roots import ModelRoots
+from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.stored_weights import stored_policy
 from fulmen_algorithm.runs.control import RunControl
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify, PublishedPolicy, Serving
-from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.training.settings import WeightsKind
 
 REMEMBERED = "served_version"

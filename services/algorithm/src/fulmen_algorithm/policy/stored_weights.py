@@ -58,7 +58,7 @@ async def stored_policy(
 async def _described(
     content: Content, *, resources: ResourceStore, files: WeightFolders, roots: ModelRoots
 ) -> PublishedPolicy:
-    description = _read(content)
+    description = read_description(content)
     path, kind = await _folder(description, files, roots), WeightsKind(description.get("kind", "full"))
     if not path.is_dir():
         raise RunFailed(f"The weights of {content.name} are gone: there is no folder {path}.")
@@ -87,7 +87,7 @@ async def _chain(
     """Follows the bases of a delta back to a complete folder."""
     links: list[ChainLink] = []
     for _ in range(LONGEST_CHAIN):
-        description = _read(content)
+        description = read_description(content)
         links.append(ChainLink(path=await _folder(description, files, roots), sha256=_sha256(description)))
         if "base" not in description:
             return links[::-1]
@@ -110,7 +110,13 @@ async def _existing(folder: Path) -> Path:
     return folder
 
 
-def _read(content: Content) -> Mapping[str, Any]:
+def read_description(content: Content) -> Mapping[str, Any]:
+    """Reads what a version says of its weights.
+
+    Raises:
+        RunFailed: if it is no version of a policy.
+        ValueError: if it is not JSON.
+    """
     if content.kind != POLICY_KIND:
         # Any other kind may be published by clients, who must not choose folders of this machine.
         raise RunFailed(f"{content.name} is of kind {content.kind}, not of kind {POLICY_KIND}.")

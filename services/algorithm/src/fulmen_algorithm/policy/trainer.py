@@ -29,6 +29,7 @@ class TrainerSetup:
         optimizer: Optimiser and schedule.
         seed: Seed of everything random in the trainer.
         compute: One process or a group of ranks, and the precision.
+        run_dir: Folder of the run, which ranks on other machines must share; None if none has files there.
         reference_dir: Folder of the reference policy; None without a KL penalty.
         critic: Critic that computes the advantages; None if the rows have them.
         lora: Adapters to train on top of `model_dir`; None to train the weights themselves.
@@ -42,6 +43,7 @@ class TrainerSetup:
     optimizer: OptimizerSettings
     seed: int
     compute: ComputeSettings = field(default_factory=ComputeSettings)
+    run_dir: Path | None = None
     reference_dir: Path | None = None
     critic: CriticPlan | None = None
     lora: LoraSettings | None = None

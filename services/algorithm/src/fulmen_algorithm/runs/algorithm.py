@@ -64,9 +64,14 @@ class RunSettings(Strict):
         return {}
 
     @property
-    def exchange_targets(self) -> tuple[str, ...]:
-        """Addresses of exchange servers that the run's ranks use."""
-        return ()
+    def exchange_targets(self) -> dict[str, str]:
+        """Addresses of exchange servers that the run's ranks use, by the name of the setting of `exchange.link`."""
+        return {}
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster on which the run's ranks are; empty without ranks."""
+        return ""
 
 
 def short_warm_up(max_steps: int) -> Callable[[dict[str, Any]], int]:
@@ -90,9 +95,10 @@ class AlgorithmSettings(RunSettings):
             to resume from the best checkpoint, or `{kind = "none"}`.
         token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
         parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
-            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a shard of them.
-        exchange: Exchange of gradients between ranks of `ddp`, such as `{codec = "dgc", ratio = 100}`; null for
-            uncompressed gradients.
+            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a part of them, `{kind = "fsdp2", ranks = 4,
+            shard = 2}` for two copies in two parts each; `cluster` names other machines.
+        exchange: Exchange of gradients between ranks of `ddp`, or between copies of `fsdp2`, such as
+            `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
@@ -128,6 +134,13 @@ class AlgorithmSettings(RunSettings):
         return False
 
     @model_validator(mode="after")
+    def _models_with_gpus_are_there(self) -> Self:
+        there = {"reference": self.uses_reference, "critic": self.critic_plan is not None}
+        if missing := [model for model in self.parallel.beside if not there[model]]:
+            raise ValueError("; ".join(f"parallel.{model}_gpus: the run has no {model}" for model in missing))
+        return self
+
+    @model_validator(mode="after")
     def _adapters_fit_the_ranks(self) -> Self:
         if self.parallel.kind == "fsdp2" and self.lora is not None and len(self.lora.adapters) > 1:
             # Ranks would sum gradients of different adapters with each other.
@@ -153,6 +166,11 @@ class AlgorithmSettings(RunSettings):
         return self.default_rate.of(parameters, adapters=self.lora is not None)
 
     @property
+    def cluster(self) -> str:
+        """Name of the cluster on which the run's ranks are; empty without ranks."""
+        return "" if self.parallel.kind == "none" else self.parallel.cluster
+
+    @property
     def compute(self) -> ComputeSettings:
         """Who trains, and in which precision."""
         return ComputeSettings(
@@ -162,9 +180,9 @@ class AlgorithmSettings(RunSettings):
         )
 
     @property
-    def exchange_targets(self) -> tuple[str, ...]:
+    def exchange_targets(self) -> dict[str, str]:
         """See `RunSettings`."""
-        return () if self.exchange is None else self.exchange.link.targets
+        return {} if self.exchange is None else self.exchange.link.addresses
 
     @property
     def critic_plan(self) -> CriticPlan | None:
@@ -196,13 +214,23 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
     if exchange is None:
         return []
     found = []
-    if settings.parallel.kind != "ddp":
-        because = (
-            "fsdp2 sums gradients inside the backward pass"
-            if settings.parallel.kind == "fsdp2"
-            else "one rank has none to sum"
+    parallel = settings.parallel
+    if parallel.kind == "none":
+        found.append("exchange: needs parallel.kind ddp, or fsdp2 with shard: one rank has none to sum")
+    if parallel.kind == "fsdp2":
+        if parallel.copies == 1:
+            found.append(
+                "exchange: needs parallel.kind ddp, or fsdp2 with parallel.shard below ranks: within a copy of the weights"
+                " gradients are summed inside the backward pass"
+            )
+        if exchange.link.kind != "torch":
+            found.append(
+                "exchange.link: must be kind torch with fsdp2: ranks exchange parts, which servers do not tell apart"
+            )
+    if parallel.is_elastic and exchange.link.kind != "torch":
+        found.append(
+            "exchange.link: must be kind torch with parallel.min_ranks: servers wait for as many ranks as there were"
         )
-        found.append(f"exchange: needs parallel.kind ddp: {because}")
     if settings.lora is not None and exchange.has_residual:
         # It would change adapters of roles without rows in the step.
         found.append(f"exchange: {exchange.name} keeps a residual of each step, which does not work with lora")

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.progress import Progress
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, Strict
 
 REWARD, SPREAD, GROUPS = "reward_mean", "reward_std", "groups"

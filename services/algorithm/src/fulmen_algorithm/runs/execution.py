@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fulmen.errors import FulmenError
+from fulmen_algorithm.persistence.checkpoints import CheckpointStore
 from fulmen_algorithm.persistence.run_files import RunFiles
+from fulmen_algorithm.policy.first_weights import WeightSources, first_weights
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
+from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
-from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmSettings, Registry, RunSettings
+from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
 from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.context import RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
@@ -23,14 +26,20 @@ from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.first_weights import WeightSources, first_weights
-from fulmen_algorithm.runs.ports import BaseModels, ChatModels, Notify, ResourceStore, RolloutQueue, RunFence, Serving
+from fulmen_algorithm.runs.ports import (
+    BaseModels,
+    ChatModels,
+    EngineCount,
+    Notify,
+    ResourceStore,
+    RolloutQueue,
+    RunFence,
+    Serving,
+)
 from fulmen_algorithm.runs.provenance import BASE, PARAMETERS, provenance
 from fulmen_algorithm.runs.recorder import Recorder, RecorderSettings
 from fulmen_algorithm.runs.run import PolicyOrigin, TrainingRun
-from fulmen_algorithm.runs.services import RunServices
 from fulmen_algorithm.runs.storage_wait import wait_for_storage
-from fulmen_algorithm.training.checkpoints import CheckpointStore
 from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 
@@ -51,18 +60,34 @@ class Connections(Protocol):
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> Serving:
         """Returns the engine and the route of a run's policy."""
 
+    def engines(self, run: TrainingRun) -> EngineCount:
+        """Returns how many engines a run has in this service."""
+
     def hand_over(self, run: TrainingRun) -> None:
         """Leaves the policy of a run to another service, which runs it now."""
 
     def chat(self, project: str, notify: Notify) -> ChatModels:
         """Returns the models that algorithms call for a project."""
 
-    async def open_trainer(self, setup: TrainerSetup) -> Trainer:
-        """Opens a trainer.
+    async def open_trainer(self, setup: TrainerSetup, notify: Notify) -> Trainer:
+        """Opens a trainer; `notify` reports ranks that are lost or come back.
 
         Raises:
             RunFailed: if the folder holds no model with tokenizer.
         """
+
+    async def placed(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, trains: bool) -> RunSettings:
+        """Plans where a run's trainer and engines will be, and says so.
+
+        Returns:
+            Its settings, which then name the GPUs of this machine that it holds until `leave`.
+
+        Raises:
+            RunFailed: with every reason, if they do not fit.
+        """
+
+    def leave(self, run: TrainingRun) -> None:
+        """Gives up what a run holds by `placed`."""
 
     async def build_model(self, bundle: bytes, target: str, files: RunFiles, *, seed: int) -> None:
         """Runs `file.py:function` of a bundle, which writes the first weights to the folder `files.initial`.
@@ -128,6 +153,18 @@ class RunExecutor:
         if algorithm is None:
             raise RunFailed(f"This service no longer has algorithm {run.algorithm!r}.")
         settings = parse_settings(algorithm, run.settings_json)
+        try:
+            settings = await control.unless_stopped(
+                self.connections.placed(run, settings, notify, trains=algorithm.trains)
+            )
+            await self._resume_placed(entry, control, algorithm, settings, started)
+        finally:
+            self.connections.leave(run)
+
+    async def _resume_placed(
+        self, entry: Entry, control: RunControl, algorithm: AlgorithmEntry[Any], settings: Any, started: float
+    ) -> None:
+        run, notify = entry.run, entry.events.notify
         execution = _Execution(
             entry=entry,
             settings=settings,
@@ -264,6 +301,7 @@ class RunExecutor:
         return await self.connections.open_trainer(
             TrainerSetup(
                 model_dir=model,
+                run_dir=entry.files.folder,
                 optimizer=optimizer,
                 seed=settings.seed,
                 compute=settings.compute,
@@ -273,7 +311,8 @@ class RunExecutor:
                 exchange=settings.exchange,
                 training_run=entry.run.name,
                 project=entry.run.project,
-            )
+            ),
+            entry.events.notify,
         )
 
     async def cancel_rollouts(self, entry: Entry) -> None:

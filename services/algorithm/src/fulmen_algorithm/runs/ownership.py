@@ -82,8 +82,10 @@ class RunOwnership:
             await self.learn()
             raise
 
-    async def acquire(self, entry: Entry) -> bool:
+    async def acquire(self, entry: Entry, *, for_change: bool = False) -> bool:
         """Acquires a run that no other service holds, and opens its files under the new epoch.
+
+        For a change alone, another run of its policy may run meanwhile.
 
         Returns:
             False if another service holds it, or the store or the storage does not answer; it is tried again later.
@@ -91,7 +93,7 @@ class RunOwnership:
         try:
             if self._runs.misses_stage(entry.run):
                 await self.learn()  # it was recorded with the stage before it, which is seen from now on, or gone
-            await self._acquire(entry)
+            await self._acquire(entry, for_change=for_change)
         except RunLeaseHeld as error:
             self._held_elsewhere(entry, error)
             if await self._released_ended(error.metadata.get("training_run", "")):
@@ -124,7 +126,7 @@ class RunOwnership:
             Unavailable: if the store or the storage does not answer.
         """
         try:
-            await self._acquire(entry)
+            await self._acquire(entry, for_change=True)
         except RunLeaseHeld as error:
             self._held_elsewhere(entry, error)
             raise
@@ -190,14 +192,14 @@ class RunOwnership:
         newest = max(runs, key=lambda entry: (entry.run.start_time, entry.newest_epoch), default=None)
         return newest is None or newest.owner in ("", self._storage.owner)
 
-    async def _acquire(self, entry: Entry) -> None:
+    async def _acquire(self, entry: Entry, *, for_change: bool) -> None:
         run, after = entry.run, max(entry.files.epoch, entry.newest_epoch)
         asked = time.monotonic()
         try:
-            epoch = await self._leases.acquire(run.name, after_epoch=after)
+            epoch = await self._leases.acquire(run.name, after_epoch=after, for_change=for_change)
         except TrainingRunNotFound:
             await self._create([run])  # its files are older than the store's database
-            epoch = await self._leases.acquire(run.name, after_epoch=after)
+            epoch = await self._leases.acquire(run.name, after_epoch=after, for_change=for_change)
         try:
             files = await entry.files.taken_over(epoch, owner=self._storage.owner, record=run)
         except OSError:

@@ -16,6 +16,19 @@ Notify = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """Which GPUs of this machine the parts of a run would get.
+
+    Attributes:
+        text: The plan in sentences, also if no GPUs are needed or used; empty if there are problems.
+        problems: Every reason why the run can never run here.
+    """
+
+    text: str = ""
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
     """One resource version.
 
@@ -183,12 +196,12 @@ class RunLeases(Protocol):
             TrainingRunExists: if a name or the request id is taken.
         """
 
-    async def acquire(self, training_run: str, *, after_epoch: int) -> int:
-        """Acquires a lease; returns its epoch, which is greater than `after_epoch`.
+    async def acquire(self, training_run: str, *, after_epoch: int, for_change: bool = False) -> int:
+        """Acquires a lease, to run the run or only for a change; returns its epoch, which is greater than `after_epoch`.
 
         Raises:
-            RunLeaseHeld: if another service holds it, or the lease of another run of the same policy, or the run lies in
-                another storage.
+            RunLeaseHeld: if another service holds it, or the run lies in another storage, or it is to be run and another
+                run of its policy is.
             TrainingRunNotFound: if the run is not recorded.
         """
 
@@ -284,15 +297,23 @@ class ChainLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapStats:
-    """Cost of replacing an engine's weights.
+    """Cost of replacing the weights of an engine, or of several.
 
     Attributes:
-        pause_s: Time without sampling, in seconds; 0 if the engine was restarted instead.
-        size_bytes: Bytes read by the engine.
+        pause_s: Longest time of one without sampling, in seconds; 0 for one that was restarted instead.
+        size_bytes: Bytes read by all of them.
     """
 
     pause_s: float = 0.0
     size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCount:
+    """How many engines serve a policy or are to, and how many of them take calls now."""
+
+    ready: int = 0
+    count: int = 0
 
 
 class Serving(Protocol):

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fulmen_algorithm.persistence.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
 from fulmen_algorithm.policy.trainer import Trainer
 from fulmen_algorithm.runs.collapse import (
     GROUPS,
@@ -35,7 +36,6 @@ from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome, Progress, committed
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
 
 _PROGRESS = TypeAdapter(Progress)
 SECTION_PREFIX = "section_"

@@ -2,7 +2,8 @@
 
 Invariant: at most `max_concurrent` runs are active at a time, and no two of them train the same policy, on this service
 or another; the others wait for a slot. A free slot goes to the project with the fewest active runs, and there to the
-oldest run. A stage waits until the one before it has ended; one that does not begin needs no slot to end.
+oldest run. A stage waits until the one before it has ended; one that does not begin needs no slot to end. A stage that failed
+with the one before it waits again when that one was rolled back.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 
-from fulmen.errors import TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
+from fulmen.errors import QuotaExceeded, TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.runs.control import RunControl, StopReason
 from fulmen_algorithm.runs.creation.rules import RunDraft, digest
 from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
-from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back
+from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back, waiting_again
 from fulmen_algorithm.runs.stages import continued
 
 
@@ -39,8 +40,11 @@ class ActiveRun:
 class RunRegistry:
     """All runs, and the queue."""
 
-    def __init__(self, storage: RunStorage, *, clock: Clock, max_concurrent: int = 1) -> None:
-        """`max_concurrent` is the number of run slots."""
+    def __init__(
+        self, storage: RunStorage, *, clock: Clock, max_concurrent: int = 1, max_of_project: int = 256
+    ) -> None:
+        """`max_concurrent` is the number of run slots, `max_of_project` that of a project's runs that have not ended."""
+        self._max_of_project = max_of_project
         self._storage = storage
         self._clock = clock
         self._entries: dict[str, Entry] = {}
@@ -83,6 +87,22 @@ class RunRegistry:
                 raise TrainingRunExists("The name is taken by a different run.", training_run=name)
         return None
 
+    def require_room(self, project: str, count: int) -> None:
+        """Checks that a project may have further runs.
+
+        Raises:
+            QuotaExceeded: if too many would not have ended.
+        """
+        runs = (entry.run for entry in self._entries.values())
+        held = sum(run.project == project and not run.state.final for run in runs)
+        if held + count > self._max_of_project:
+            raise QuotaExceeded(
+                f"{held} runs of {project} have not ended; {self._max_of_project} may be at the same time (project_max_runs). "
+                "Wait for one, or cancel it; an operator can raise the limit.",
+                project=project,
+                quota="project_runs",
+            )
+
     def add(self, run: TrainingRun) -> None:
         """Stores a new run, which then waits for a slot.
 
@@ -107,6 +127,15 @@ class RunRegistry:
         if name not in self._entries:
             raise unknown_run(name)
         return self._entries[name]
+
+    def owner_of(self, name: str) -> str:
+        """Returns the address of the service that runs a run; empty if this one does, or none.
+
+        Raises:
+            TrainingRunNotFound: if it does not exist.
+        """
+        entry = self.entry(name)
+        return entry.owner_address if entry.elsewhere else ""
 
     def find(self, name: str) -> Entry | None:
         """Returns a run; None if it is unknown."""
@@ -140,11 +169,12 @@ class RunRegistry:
             TrainingRunStateInvalid: if the state cannot follow the present one.
         """
         entry = self.entry(name)
-        entry.run = moved(entry.run, state, now=self._clock(), failure_message=failure_message)
-        entry.files.save_run(entry.run)
-        entry.events.state_changed(entry.run)
-        self.wake()
-        return entry.run
+        return self._changed_to(entry, moved(entry.run, state, now=self._clock(), failure_message=failure_message))
+
+    def wait_again(self, name: str) -> TrainingRun:
+        """Lets a stage that failed with the one before it wait for that one; see `run.waiting_again`."""
+        entry = self.entry(name)
+        return self._changed_to(entry, waiting_again(entry.run))
 
     def rollback(self, name: str, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:
         """Rolls a run back to a checkpoint, from which it resumes when it gets a slot; see `run.rolled_back`.
@@ -153,19 +183,25 @@ class RunRegistry:
             TrainingRunStateInvalid: if its state does not allow it.
         """
         entry = self.entry(name)
-        entry.run = rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed)
+        return self._changed_to(entry, rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed))
+
+    def _changed_to(self, entry: Entry, run: TrainingRun) -> TrainingRun:
+        """Stores a run in another state and announces it."""
+        entry.run = run
         entry.files.save_run(entry.run)
         entry.events.state_changed(entry.run)
         self.wake()
         return entry.run
 
     async def next_runnable(self) -> TrainingRun:
-        """Waits for a run that can start; runs interrupted by a service restart come first."""
+        """Waits for a run that can start, or a stage that is to wait again; runs interrupted by a restart come first."""
         while True:
             changed = self._changed
-            waiting = [e for e in self._entries.values() if e.run.runnable and e.run.name not in self.active]
-            waiting = [e for e in waiting if not e.elsewhere and not e.changing.locked()]
-            waiting = [e for e in waiting if not self.waits_for_stage(e)]
+            unowned = [e for e in self._entries.values() if e.run.name not in self.active]
+            unowned = [e for e in unowned if not e.elsewhere and not e.changing.locked()]
+            if again := [e.run for e in unowned if self.waits_again(e) and not _blocked(e)]:
+                return again[0]
+            waiting = [e for e in unowned if e.run.runnable and not self.waits_for_stage(e)]
             free = [entry.run for entry in waiting if not self._policy_taken(entry) and not _blocked(entry)]
             if unbegun := [run for run in free if self._never_begins(run)]:
                 return unbegun[0]
@@ -204,6 +240,11 @@ class RunRegistry:
         """Returns whether a run is a stage that has not begun, and the one before it has not ended."""
         before = self._stage_before(entry.run)
         return before is not None and not entry.run.state.final and not before.state.final
+
+    def waits_again(self, entry: Entry) -> bool:
+        """Returns whether a run is a stage that failed with the one before it, and that one no longer is failed."""
+        before = self._stage_before(entry.run) if entry.run.failed_unbegun else None
+        return before is not None and before.state not in (RunState.FAILED, RunState.CANCELLED)
 
     def misses_stage(self, run: TrainingRun) -> bool:
         """Returns whether a run is a stage that has not begun, and the one before it is not known."""

@@ -1,7 +1,8 @@
 """A training run as a value, and the only table of its state changes.
 
-Invariant: every change goes through `moved` or `rolled_back`, and only `rolled_back` leaves a final state.
-A rollback begins a new branch of the run; nothing of the run's past is lost by it.
+Invariant: every change goes through `moved`, `rolled_back` or `waiting_again`, and only the latter two leave a final state.
+A rollback begins a new branch of the run; nothing of the run's past is lost by it. Only a stage that failed without having
+begun waits again.
 """
 
 from collections.abc import Mapping
@@ -130,6 +131,11 @@ class TrainingRun:
         return self.stages[: self.stages.index(self.name)] if self.stages else ()
 
     @property
+    def failed_unbegun(self) -> bool:
+        """Whether it is a stage that failed with one before it."""
+        return bool(self.stages_before) and self.state is RunState.FAILED and self.start_time is None
+
+    @property
     def stages_to_cancel(self) -> tuple[str, ...]:
         """Names of the runs of which the first that has not ended is cancelled in place of this one, in order."""
         if not self.stages:
@@ -173,6 +179,19 @@ def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: 
         start_time=run.start_time or (now if state is RunState.RUNNING else None),
         end_time=now if state.final else None,
     )
+
+
+def waiting_again(run: TrainingRun) -> TrainingRun:
+    """Returns a stage that failed without having begun as it waits for the one before it, which was rolled back.
+
+    Raises:
+        TrainingRunStateInvalid: if it is not such a stage.
+    """
+    if not run.failed_unbegun:
+        raise TrainingRunStateInvalid(
+            f"A run that is {run.state} does not wait again.", training_run=run.name, state=run.state
+        )
+    return replace(run, state=RunState.PENDING, failure_message="", end_time=None)
 
 
 def rolled_back(run: TrainingRun, *, sequence: int, step: int, collapsed: bool = False) -> TrainingRun:

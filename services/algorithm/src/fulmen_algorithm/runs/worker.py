@@ -129,16 +129,19 @@ class RunWorker:
         return active
 
     async def _execute(self, entry: Entry, control: RunControl) -> None:
-        """Acquires a run and executes it.
+        """Acquires a run and executes it; a stage that failed with one that was rolled back is only let wait again.
 
         Raises:
-            NotAcquired: if another service runs it, or it is not to be run any more.
+            NotAcquired: if another service runs it, or it is not to be run now.
             StageNotBegun: if it is a stage, and the one before it has not succeeded.
         """
         async with entry.changing:
-            if not await self._ownership.acquire(entry):
+            again = self._runs.waits_again(entry)
+            if not await self._ownership.acquire(entry, for_change=again):
                 raise NotAcquired
-            if not entry.run.runnable:
+            if again and self._runs.waits_again(entry):
+                await stored(entry, lambda: self._runs.wait_again(entry.run.name))
+            if again or not entry.run.runnable:
                 await self._ownership.release(entry)
                 raise NotAcquired
         self._runs.continue_stages(entry)

@@ -1,27 +1,35 @@
-"""Messages between the service and the ranks of a trainer over a Unix socket: calls, answers, and their encoding.
+"""Messages between the service and the ranks of a trainer: calls, answers, and their encoding.
 
 A frame is its length in eight bytes and a msgpack message. Arguments and results are JSON in it, checked against the
 types of `Trainer`'s methods; rows, which are most of the bytes, are msgpack. Nothing is unpickled, and torch is not
 needed.
 """
 
+import hashlib
+import json
+import platform
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, BinaryIO, get_type_hints
+from importlib.metadata import version
+from typing import Any, get_type_hints
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, create_model
 
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.checkpoints import OtherArchitecture
-from fulmen_algorithm.training.files import StorageFailed
+from fulmen_algorithm.trainers.standings import HandOver, Standing
+from fulmen_algorithm.training.files import OtherArchitecture, StorageFailed
 from fulmen_algorithm.training.rows import Row
 from fulmen_exchange.errors import ExchangeFailed
 
 LENGTH_BYTES = 8
 LONGEST_FRAME_BYTES = 2**34
 OPEN = "open"
+LEAVE = "leave"
+HAND_OVER = "hand_over"
+RANKS_LOST = "RanksLost"
+"""Error of a call that a rank has left, because others are lost: it then waits to be told what to do."""
 ERRORS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, StorageFailed, OSError)
 }
@@ -29,10 +37,58 @@ ERRORS: Mapping[str, type[Exception]] = {
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a rank."""
+    """The first message of a rank.
+
+    Attributes:
+        rank: The rank.
+        pid: Process id.
+        meeting: URL at which it waits for the other ranks; empty if they meet elsewhere.
+        build: What results depend on besides the run; see `build`.
+    """
 
     rank: int
     pid: int
+    meeting: str = ""
+    build: dict[str, str] = {}
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the hello, when all ranks are there.
+
+    Attributes:
+        rendezvous: URL at which the ranks meet.
+    """
+
+    rendezvous: str
+
+
+def build() -> dict[str, str]:
+    """Returns what must be equal on all ranks: versions, and a digest of which settings a trainer has."""
+    # Without the part that names a build for some accelerator.
+    versions = {name: version(name).partition("+")[0] for name in ("torch", "transformers", "peft")}
+    schemas = [_undescribed(_arguments(method).model_json_schema()) for method in (OPEN, "train", "train_supervised")]
+    settings = hashlib.sha256(json.dumps(schemas, sort_keys=True).encode()).hexdigest()[:16]
+    return {"python": platform.python_version(), **versions, "settings": settings}
+
+
+def differences(theirs: Mapping[str, str], mine: Mapping[str, str]) -> list[str]:
+    """Returns in what a build differs from the service's, as sentences without a subject."""
+    return [
+        f"has {name} {theirs.get(name, '(none)')}, the service {mine[name]}"
+        for name in mine
+        if theirs.get(name) != mine[name]
+    ]
+
+
+def _undescribed(schema: Any) -> Any:
+    """Returns a schema without the texts for people."""
+    if isinstance(schema, dict):
+        return {
+            key: _undescribed(value)
+            for key, value in schema.items()
+            if not (key in ("description", "title") and isinstance(value, str))
+        }
+    return [_undescribed(each) for each in schema] if isinstance(schema, list) else schema
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,30 +147,8 @@ def decode_result(method: str, result: bytes) -> Any:
 
 
 def frame(message: bytes) -> bytes:
-    """Prefixes a message with its length."""
+    """Prefixes a message with its length; see `cluster.wire.read_message`."""
     return len(message).to_bytes(LENGTH_BYTES, "big") + message
-
-
-def frame_length(head: bytes) -> int:
-    """Reads the length of a message.
-
-    Raises:
-        ValueError: if it exceeds the maximum length.
-    """
-    length = int.from_bytes(head, "big")
-    if length > LONGEST_FRAME_BYTES:
-        raise ValueError(f"A frame of {length} bytes is none of ours.")
-    return length
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Reads a message; None at the end of the stream."""
-    head = stream.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
-        return None
-    length = frame_length(head)
-    message = stream.read(length)
-    return message if len(message) == length else None
 
 
 def known_error(error: Exception) -> str:
@@ -131,6 +165,10 @@ def public_message(error: Exception) -> str:
 def _hints(method: str) -> dict[str, Any]:
     if method == OPEN:
         return {"setup": TrainerSetup, "return": type(None)}
+    if method == LEAVE:
+        return {"return": Standing}
+    if method == HAND_OVER:
+        return {"order": HandOver, "return": type(None)}
     return get_type_hints(getattr(Trainer, method))
 
 

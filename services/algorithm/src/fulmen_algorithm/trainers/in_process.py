@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from fulmen_algorithm.policy.trainer import TrainerSetup
+from fulmen_algorithm.trainers.devices import Devices
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
@@ -55,12 +56,14 @@ class InProcessTrainer:
 
     @classmethod
     async def open(cls, setup: TrainerSetup, *, thread: TorchThread, device: str) -> "InProcessTrainer":
-        """Loads the model and builds a fresh optimiser.
+        """Loads the models, on `device` or on the GPUs that a plan has named, and builds a fresh optimiser.
 
         Raises:
             RunFailed: if the folder holds no model with tokenizer.
         """
-        return cls(await thread.run(LocalTrainer.open, setup, Ranks(device=torch.device(device))), thread)
+        devices = Devices.of_service(setup.compute.parallel, device)
+        ranks = Ranks(device=torch.device(devices.policy))
+        return cls(await thread.run(LocalTrainer.open, setup, ranks, devices), thread)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

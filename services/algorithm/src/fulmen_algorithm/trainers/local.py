@@ -1,12 +1,16 @@
 """Training in this process, called from the thread that owns torch: the service's, or a rank's."""
 
 import os
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -14,19 +18,25 @@ from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.objectives import LossKl
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
+from fulmen_algorithm.trainers import hand_over
+from fulmen_algorithm.trainers.devices import Devices
+from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
-from fulmen_algorithm.training.parallel import GradientReducer, join_group, wants_bf16
+from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import read_state, write_state
-from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
+from fulmen_exchange.way_out import WayOut
+
+Meet = Callable[[], tuple[str, socket.socket | None]]
+"""Tells where ranks meet, and the socket at which this one waits for them, if it is the first."""
 
 
 class LocalTrainer:
@@ -38,10 +48,12 @@ class LocalTrainer:
         self._state = state
         self._randomness = randomness
         self._reference = reference
+        self._is_whole = True
+        self._handed_over: BatchProgress | None = None
 
     @classmethod
-    def open(cls, setup: TrainerSetup, ranks: Ranks) -> "LocalTrainer":
-        """Loads the model and builds a fresh optimiser.
+    def open(cls, setup: TrainerSetup, ranks: Ranks, devices: Devices | None = None) -> "LocalTrainer":
+        """Loads the models and builds a fresh optimiser; by default all are on the ranks' device.
 
         Raises:
             RunFailed: if the folder holds no model with tokenizer.
@@ -49,21 +61,21 @@ class LocalTrainer:
         transformers_logging.disable_progress_bar()
         # The same on every rank until the weights are loaded, then one random sequence per rank.
         randomness = OwnRandomness(setup.seed)
-        # A sharded model is moved to its device one layer at a time.
-        device = "cpu" if isinstance(setup.compute.parallel, Fsdp2) else str(ranks.device)
+        devices = devices or Devices.all_on(str(ranks.device))
+        mesh = groups_of(ranks, setup.compute.parallel).mesh
         with randomness.in_use():
-            policy = load_policy(setup.model_dir, device, setup.lora)
+            policy = load_policy(setup.model_dir, devices.policy, setup.lora, mesh)
         policy.prepare(setup.compute, ranks)
         reference = None
         if setup.reference_dir is not None:
-            reference = load_policy(setup.reference_dir, device)
+            reference = load_policy(setup.reference_dir, devices.reference, mesh=mesh)
             reference.model.requires_grad_(False)
-            reference.prepare(setup.compute, ranks)
+            reference.prepare(setup.compute, replace(ranks, device=torch.device(devices.reference)))
         state = make_state(policy, setup.optimizer)
-        if setup.exchange is not None and not policy.sharded:
-            state.reducer = _open_reducer(setup, policy, ranks)
+        if setup.exchange is not None:
+            state.reducer = _open_reducer(setup, policy)
         if setup.critic is not None:
-            state.critic = _load_critic(setup.model_dir, setup.critic, policy, setup.compute)
+            state.critic = _load_critic(setup, setup.critic, policy, devices.critic)
         if ranks.rank:
             randomness = OwnRandomness(setup.seed + ranks.rank)
         return cls(state, randomness=randomness, reference=reference)
@@ -77,6 +89,7 @@ class LocalTrainer:
         self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
     ) -> list[StepResult]:
         """Takes the optimiser steps of one training step."""
+        begun = self._begun()
         with _roles_have_adapters(), self._randomness.in_use():
             return train_batch(
                 self._state,
@@ -86,12 +99,16 @@ class LocalTrainer:
                 seed=seed,
                 current_version=current_version,
                 reference=self._reference if isinstance(settings.objective.kl, LossKl) else None,
+                begun=begun,
             )
 
     def train_supervised(self, rows: Sequence[Row], *, settings: StepSettings) -> StepResult:
         """Takes one supervised step."""
+        self._state.batch = begun = self._begun() or BatchProgress()
         with _roles_have_adapters(), self._randomness.in_use():
-            return sft_step(self._state, rows, settings=settings)
+            if not begun.results:
+                begun.results.append(sft_step(self._state, rows, settings=settings))
+        return begun.results[0]
 
     def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the log-probability of each token that trains."""
@@ -119,29 +136,52 @@ class LocalTrainer:
 
     def read_state(self, folder: Path) -> None:
         """Restores the state written by `write_state`."""
+        self._is_whole = False
         with self._randomness.in_use():
             read_state(folder, self._state)
+        self._handed_over = hand_over.read(folder, self._state, self._randomness)
+        self._is_whole = True
+
+    def leave(self) -> Standing:
+        """Tells where this rank stands, which has left the collectives with ranks that are lost."""
+        found = hand_over.standing_of(self._state)
+        return found.model_copy(update={"complete": found.complete and self._is_whole})
+
+    def hand_over(self, order: HandOver) -> None:
+        """Writes this rank's share of the state of a group that has lost ranks; it cannot train afterwards."""
+        with full_disk_as_storage_failed(order.folder):
+            hand_over.write(self._state, self._randomness, order)
+
+    def _begun(self) -> BatchProgress | None:
+        """Returns the batch that this call goes on with; the next call begins a new one."""
+        begun, self._handed_over, self._state.batch = self._handed_over, None, None
+        return begun
 
 
-def _open_reducer(setup: TrainerSetup, policy: PolicyModel, ranks: Ranks) -> GradientReducer:
+def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
     # Imported late: codecs, their kernels and gRPC take time to import.
     from fulmen_exchange.links.opening import open_link
     from fulmen_exchange.reducer import CodecReducer
 
     assert setup.exchange is not None
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    link = open_link(setup.exchange, parameters=parameters, ranks=ranks, access=setup.server_access)
+    groups = policy.groups
+    link = open_link(setup.exchange, parameters=parameters, ranks=groups.peers, access=setup.server_access)
     rule = setup.optimizer.rule.kind
-    return CodecReducer.open(setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule)
+    return CodecReducer.open(
+        setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule, copy=groups.copy
+    )
 
 
-def _load_critic(folder: Path, plan: CriticPlan, policy: PolicyModel, compute: ComputeSettings) -> Critic:
-    ranks = policy.ranks
-    bf16 = wants_bf16(compute, ranks.device)
+def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, device: str) -> Critic:
+    ranks, pad_token_id = policy.ranks, policy.pad_token_id
+    bf16 = wants_bf16(setup.compute, ranks.device)
     try:
-        return Critic.load(folder, plan, ranks=ranks, pad_token_id=policy.pad_token_id, bf16=bf16)
+        return Critic.load(setup.model_dir, plan, ranks=ranks, device=device, pad_token_id=pad_token_id, bf16=bf16)
     except (OSError, ValueError) as error:
-        text = f"The model in {folder} gives no critic: transformers has no token classifier of its architecture."
+        text = (
+            f"The model in {setup.model_dir} gives no critic: transformers has no token classifier of its architecture."
+        )
         raise RunFailed(text) from error
 
 
@@ -154,9 +194,11 @@ def _roles_have_adapters() -> Iterator[None]:
         raise RunFailed(str(error)) from error
 
 
-def load_policy(folder: Path, device: str, lora: LoraSettings | None = None) -> PolicyModel:
+def load_policy(
+    folder: Path, device: str, lora: LoraSettings | None = None, mesh: DeviceMesh | None = None
+) -> PolicyModel:
     try:
-        return PolicyModel.load(folder, device=device, lora=lora)
+        return PolicyModel.load(folder, device=device, lora=lora, mesh=mesh)
     except TargetsUnknown as error:
         raise RunFailed(str(error)) from error
     except (OSError, ValueError) as error:
@@ -165,24 +207,32 @@ def load_policy(folder: Path, device: str, lora: LoraSettings | None = None) -> 
 
 
 def open_on_rank(
-    setup: TrainerSetup, *, rendezvous: Path, device: str, threads: int, deadline_s: float
+    setup: TrainerSetup, *, meet: Meet, left: "Future[None]", device: str, threads: int, deadline_s: float
 ) -> LocalTrainer:
-    """Opens a trainer on this rank.
+    """Opens a trainer on this rank; `left` is set when other ranks are lost.
 
     Raises:
         RunFailed: if the folder holds no model with tokenizer, or the machine has fewer GPUs than ranks.
     """
     torch.set_num_threads(threads)
-    place = torch.device(device)
-    if place.type == "cuda":
-        wanted, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    parallel, devices = setup.compute.parallel, Devices.all_on(device)
+    if device == "cuda":
+        local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        wanted, there = local_ranks * (1 + len(parallel.beside)), torch.cuda.device_count()
         if wanted > there:
-            raise RunFailed(f"The run asks for {wanted} ranks, and this machine has {there} GPUs.")
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return LocalTrainer.open(setup, _joined(place, rendezvous, deadline_s))
+            text = f"The run asks for {local_ranks} ranks on {wanted} GPUs, and this machine has {there} GPUs."
+            raise RunFailed(text)
+        devices = Devices.of_rank(parallel, local_rank, local_ranks)
+    place = torch.device(devices.policy)
+    ranks = _joined(place, meet, deadline_s)
+    # Collectives of NCCL are left by nobody: they end their process.
+    if setup.compute.parallel.is_elastic and place.type == "cpu":
+        ranks = replace(ranks, way_out=WayOut(left))
+    return LocalTrainer.open(setup, ranks, devices)
 
 
 @cache
-def _joined(place: torch.device, rendezvous: Path, deadline_s: float) -> Ranks:
+def _joined(place: torch.device, meet: Meet, deadline_s: float) -> Ranks:
     # A rank joins the group once, however often a trainer is opened on it.
-    return join_group(place, rendezvous=rendezvous, deadline_s=deadline_s)
+    rendezvous, listener = meet()
+    return join_group(place, rendezvous=rendezvous, listener=listener, deadline_s=deadline_s)

@@ -1,29 +1,42 @@
-"""Processes of trainers on this machine: started, asked over a socket, and ended.
+"""Processes of trainers: started on a cluster, asked over connections that they open, and ended.
 
-Invariant: they never outlive this process (each watches its socket), and never see the service's settings.
+Invariant: they never outlive this process (each watches its connection), and never see the service's settings.
 """
 
 import asyncio
 import os
-import shutil
-import sys
-import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
-from fulmen_algorithm.clients.forked_child import ModuleProcess, ModuleStarter
-from fulmen_algorithm.runs.failure import TrainerLost
-from fulmen_algorithm.trainers.calls import ERRORS, LENGTH_BYTES, Answer, Hello, frame_length
+from fulmen_algorithm.cluster.gpus.machine import shown_to
+from fulmen_algorithm.cluster.local import LocalCluster
+from fulmen_algorithm.cluster.port import (
+    START_DEADLINE_S,
+    Cluster,
+    ClusterFailed,
+    GroupOrder,
+    PlacementRefused,
+    ProcessGroup,
+    Wishes,
+)
+from fulmen_algorithm.cluster.wire import read_message
+from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
+from fulmen_algorithm.trainers.calls import (
+    ERRORS,
+    LONGEST_FRAME_BYTES,
+    RANKS_LOST,
+    Answer,
+    Hello,
+    Welcome,
+    build,
+    differences,
+    frame,
+)
 from fulmen_exchange.kernels.selection import VARIABLE as KERNELS_VARIABLE
-
-HIDDEN_PREFIX = "FULMEN_"
-START_DEADLINE_S = 300.0
-STOP_GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +47,37 @@ class GroupOptions:
         device: `cpu` or `cuda`, without an index, since each rank has its own GPU.
         torch_threads: Threads of one torch operation in one rank.
         call_deadline_s: Timeout of one call, in seconds.
-        modules: Starts the ranks' processes; by default fresh ones.
+        gpus: GPUs of this machine that the ranks see, one for each; empty for all.
+        cluster: Starts the ranks' processes; by default fresh ones on this machine.
     """
 
     device: str = "cpu"
     torch_threads: int = 1
     call_deadline_s: float = 3600.0
-    modules: ModuleStarter = field(default_factory=lambda: ModuleStarter(warm=False), repr=False)
+    gpus: Sequence[int] = ()
+    cluster: Cluster = field(default_factory=LocalCluster, repr=False)
 
 
 class RankEnded(Exception):
-    """A rank has ended or is unusable."""
+    """A rank has ended or is unusable.
+
+    Attributes:
+        is_cause: Whether the text says why; False if the end of another rank may say more.
+    """
+
+    is_cause = True
+
+
+class RankLeft(RankEnded):
+    """A rank has left a call, because others are lost; it answers further calls."""
+
+    is_cause = False
+
+
+class RankBroke(RankEnded):
+    """A rank ends over an unknown error, such as that of a collective with one that has ended before."""
+
+    is_cause = False
 
 
 class RankRefused(Exception):
@@ -64,119 +97,153 @@ class Link:
     writer: StreamWriter
 
     async def ask(self, call: bytes) -> Answer:
-        """Sends a call and waits for its answer.
+        """Sends a call and waits for its answer. A caller that is cancelled leaves a connection that cannot be used again.
 
         Raises:
             RankEnded: if the rank ends, or fails unexpectedly.
+            RankLeft: if it knows that others are lost.
             RankRefused: if the answer is an error.
         """
         try:
             self.writer.write(call)
             await self.writer.drain()
-            answer = msgspec.msgpack.decode(await _read(self.reader), type=Answer)
+        except OSError as error:
+            raise RankEnded(f"Rank {self.hello.rank} of the trainer has ended.") from error
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        """Waits for the next answer; raises as `ask` does."""
+        try:
+            answer = msgspec.msgpack.decode(await read_message(self.reader, LONGEST_FRAME_BYTES), type=Answer)
         except (OSError, EOFError) as error:
             raise RankEnded(f"Rank {self.hello.rank} of the trainer has ended.") from error
         if answer.error in ERRORS:
             raise RankRefused(ERRORS[answer.error](answer.text))
+        if answer.error == RANKS_LOST:
+            raise RankLeft(f"Rank {self.hello.rank} of the trainer has lost others.")
+        if answer.text and answer.error:
+            raise RankEnded(f"Rank {self.hello.rank} of the trainer failed: {answer.text}.")
         if answer.error:
-            reason = f": {answer.text}" if answer.text else f" ({answer.error}); the log of the service says more"
-            raise RankEnded(f"Rank {self.hello.rank} of the trainer failed{reason}.")
+            text = f"Rank {self.hello.rank} of the trainer failed ({answer.error}); the log of the service says more."
+            raise RankBroke(text)
         return answer
 
 
 class Group:
-    """The processes of a group, and the folder in which they find the service and each other."""
+    """The processes of a group and their connections, by rank."""
 
-    def __init__(self) -> None:
-        # Only this user can open the folder and thus the socket.
-        self.folder = Path(tempfile.mkdtemp(prefix="fulmen-ranks-"))
-        self.processes: list[ModuleProcess] = []
+    def __init__(self, processes: ProcessGroup, links: Sequence[Link]) -> None:
+        self.processes = processes
+        self.links = sorted(links, key=lambda link: link.hello.rank)
 
-    async def end(self, links: Sequence[Link]) -> None:
-        """Closes the sockets, waits for the ranks to end, and kills the rest."""
-        for link in links:
+    async def lost(self) -> RankEnded:
+        """Waits until a process ends or its machine is silent."""
+        return RankEnded(f"The trainer has ended: {await self.processes.ended()}.")
+
+    async def end(self) -> None:
+        """Closes the connections, waits for the ranks to end, and kills the rest."""
+        for link in self.links:
             link.writer.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_S):
-                await asyncio.gather(*(process.wait() for process in self.processes))
-        await asyncio.gather(*(process.end(grace_s=STOP_GRACE_S) for process in self.processes))
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        await self.processes.end()
 
 
-async def start_group(module: str, ranks: int, options: GroupOptions) -> tuple[Group, list[Link]]:
+class _Arrivals:
+    """Connections of ranks, until all are there."""
+
+    def __init__(self, ranks: int) -> None:
+        self.links: list[Link] = []
+        self.complete = asyncio.Event()
+        self._ranks = ranks
+
+    async def welcome(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Takes a connection. The timeout of the start ends what never says hello."""
+        with suppress(OSError, EOFError, ValueError, msgspec.MsgspecError):
+            hello = msgspec.msgpack.decode(await read_message(reader), type=Hello)
+            self.links.append(Link(hello=hello, reader=reader, writer=writer))
+            if len(self.links) == self._ranks:
+                self.complete.set()
+
+
+async def start_group(module: str, ranks: int, options: GroupOptions, wishes: Wishes | None = None) -> Group:
     """Starts a module as ranks, and waits for the hello of each.
 
     Raises:
         TrainerLost: if one ends before that, or they time out.
+        RunFailed: if the group does not fit the cluster, or machines differ in what results depend on.
     """
-    links: list[Link] = []
-    complete = asyncio.Event()
-
-    async def welcome(reader: StreamReader, writer: StreamWriter) -> None:
-        hello = msgspec.msgpack.decode(await _read(reader), type=Hello)
-        links.append(Link(hello=hello, reader=reader, writer=writer))
-        if len(links) == ranks:
-            complete.set()
-
-    group = Group()
-    server: asyncio.Server | None = None
+    order = group_order(module, ranks, options, wishes or Wishes())
+    arrivals = _Arrivals(ranks)
     try:
-        server = await asyncio.start_unix_server(welcome, group.folder / "service")
-        flags = _flags(options, group.folder)
+        processes = await options.cluster.start(order, arrivals.welcome)
+    except ClusterFailed as error:
+        raise TrainerLost(f"The ranks of the trainer did not start: {error}") from error
+    except PlacementRefused as error:
+        raise RunFailed(f"The ranks of the trainer cannot run there: {error}.") from error
+    try:
         async with asyncio.timeout(START_DEADLINE_S):
-            for rank in range(ranks):
-                environment = _environment(options, rank, ranks)
-                started = await options.modules.start(module, flags, environment=environment, quiet=True)
-                group.processes.append(started)
-            await _until_complete(complete, group.processes)
+            await _until_complete(arrivals.complete, processes)
+        await asyncio.to_thread(_check_builds, arrivals.links)
     except BaseException as error:
-        await group.end(links)
+        await Group(processes, arrivals.links).end()
         if isinstance(error, OSError | TimeoutError | RankEnded):
             raise TrainerLost("The ranks of the trainer did not start; see the log of the service.") from error
         raise
-    finally:
-        if server is not None:
-            server.close()
-    return group, links
+    group = Group(processes, arrivals.links)
+    # Ranks of one machine meet where their ticket says, others at the first of them.
+    welcome = frame(msgspec.msgpack.encode(Welcome(rendezvous=group.links[0].hello.meeting)))
+    for link in group.links:
+        link.writer.write(welcome)
+    return group
 
 
-async def _until_complete(complete: asyncio.Event, processes: Sequence[ModuleProcess]) -> None:
-    arriving = asyncio.create_task(complete.wait(), name="ranks-arrive")
-    ending = [asyncio.create_task(process.wait(), name="rank-ends") for process in processes]
-    try:
-        await asyncio.wait({arriving, *ending}, return_when=asyncio.FIRST_COMPLETED)
-        if not complete.is_set():
-            raise RankEnded("A rank has ended.")
-    finally:
-        for task in (arriving, *ending):
-            task.cancel()
-
-
-async def _read(reader: StreamReader) -> bytes:
-    return await reader.readexactly(frame_length(await reader.readexactly(LENGTH_BYTES)))
-
-
-def _flags(options: GroupOptions, folder: Path) -> list[str]:
+def group_order(module: str, ranks: int, options: GroupOptions, wishes: Wishes) -> GroupOrder:
+    """Returns what a cluster is asked for."""
     flags: dict[str, object] = {
-        "--socket": folder / "service",
-        "--rendezvous": folder / "rendezvous",
         "--device": options.device.partition(":")[0],
         "--threads": options.torch_threads,
         "--deadline-s": options.call_deadline_s,
     }
-    return [str(part) for flag in flags.items() for part in flag]
+    # Modules in the working directory must not shadow others.
+    environment = {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
+    # All ranks see all of these, as torchrun's do, and each takes that of its LOCAL_RANK.
+    environment |= shown_to(options.gpus)
+    if KERNELS_VARIABLE in os.environ:
+        environment[KERNELS_VARIABLE] = os.environ[KERNELS_VARIABLE]
+    return GroupOrder(
+        module=module,
+        flags=[str(part) for flag in flags.items() for part in flag],
+        environment=environment,
+        count=ranks,
+        wishes=wishes,
+    )
 
 
-def _environment(options: GroupOptions, rank: int, ranks: int) -> dict[str, str]:
-    """Returns the environment of a rank; the variables of its place are those of `torchrun`."""
-    inherited = {
-        key: value for key, value in os.environ.items() if key == KERNELS_VARIABLE or not key.startswith(HIDDEN_PREFIX)
-    }
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    inherited |= {name: str(value) for name, value in place.items()}
-    # Modules in the service's working directory must not shadow others.
-    inherited |= {"OMP_NUM_THREADS": str(options.torch_threads), "TQDM_DISABLE": "1", "PYTHONSAFEPATH": "1"}
-    if sys.platform == "linux":
-        # Ranks on one machine need only the loopback interface.
-        inherited |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    return inherited
+def _check_builds(links: Sequence[Link]) -> None:
+    """Checks that all ranks have what this process has, as far as results depend on it.
+
+    Raises:
+        RunFailed: with every difference.
+    """
+    told = [link.hello for link in links if link.hello.build]
+    if not told:
+        return
+    mine = build()
+    found = [
+        f"rank {hello.rank} {text}"
+        for hello in sorted(told, key=lambda each: each.rank)
+        for text in differences(hello.build, mine)
+    ]
+    if found:
+        raise RunFailed(f"The machines of the ranks differ: {'; '.join(found)}.")
+
+
+async def _until_complete(complete: asyncio.Event, processes: ProcessGroup) -> None:
+    arriving = asyncio.create_task(complete.wait(), name="ranks-arrive")
+    ending = asyncio.create_task(processes.ended(), name="rank-ends")
+    try:
+        await asyncio.wait({arriving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not complete.is_set():
+            raise RankEnded("A rank has ended.")
+    finally:
+        for task in (arriving, ending):
+            task.cancel()

@@ -1,45 +1,39 @@
-"""One rank of a trainer: the service starts several, and each executes the same calls.
-
-Invariant: a rank never outlives the service: its socket closes with the service, and the process then exits immediately.
-"""
+"""One rank of a trainer: the service starts several, and each executes the same calls."""
 
 import argparse
 import os
 import socket
 import sys
-import threading
 import traceback
-from contextlib import suppress
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
 import structlog
 
+from fulmen_algorithm.cluster.wire import Ticket
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import (
     ERRORS,
+    LEAVE,
     OPEN,
+    RANKS_LOST,
     Answer,
     Call,
-    Hello,
     decode_arguments,
     encode_result,
-    frame,
     known_error,
     public_message,
-    read_frame,
     takes_rows,
 )
+from fulmen_algorithm.trainers.service_link import ServiceLink
 from fulmen_service_kit.standard_streams import never_raise
 
 
 def arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", required=True, help="Unix socket of the service")
-    parser.add_argument("--rendezvous", required=True, help="file by which the ranks find each other")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where ranks compute")
     parser.add_argument("--threads", type=int, default=1, help="threads of one torch operation")
     parser.add_argument("--deadline-s", type=float, default=3600.0, help="limit of one exchange among the ranks")
@@ -56,23 +50,19 @@ class Answering(Protocol):
 def main() -> None:
     """Answers calls until the service closes the connection."""
     options = arguments()
-    serve(options, Worker(options, int(os.environ["RANK"])))
+    link = ServiceLink(Ticket.from_environment())
+    meet = lambda: (link.rendezvous, link.listener)  # noqa: E731  (the same one for every trainer)
+    serve(link, Worker(options, int(os.environ["RANK"]), meet=meet, left=link.left))
 
 
-def serve(options: argparse.Namespace, worker: Answering) -> None:
+def serve(link: ServiceLink, worker: Answering) -> None:
     """Answers calls with a worker until the service closes the connection; ends the process after an unknown error."""
     # Its standard error is the service's; its standard output is discarded.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(never_raise()))  # type: ignore[arg-type]
-    rank = int(os.environ["RANK"])
-    service = socket.socket(socket.AF_UNIX)
-    service.connect(options.socket)
-    service.sendall(frame(msgspec.msgpack.encode(Hello(rank=rank, pid=os.getpid()))))
-    calls: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_listen, args=(service, calls), name="service", daemon=True).start()
     while True:
-        answer = worker.answer(calls.get())
-        service.sendall(frame(msgspec.msgpack.encode(answer)))
-        if answer.error and answer.error not in ERRORS:
+        answer = worker.answer(link.next_call())
+        link.send(answer)
+        if answer.error and answer.error not in (*ERRORS, RANKS_LOST):
             sys.stderr.flush()
             os._exit(1)
 
@@ -80,9 +70,22 @@ def serve(options: argparse.Namespace, worker: Answering) -> None:
 class Worker:
     """Executes calls on this rank's trainer."""
 
-    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        rank: int,
+        *,
+        meet: Callable[[], tuple[str, socket.socket | None]],
+        left: "Future[None]",
+    ) -> None:
+        """`meet` tells where the ranks meet, and the socket at which this one waits for them, if it is the first.
+
+        `left` is set when other ranks are lost.
+        """
         self._options = options
         self._rank = rank
+        self._meet = meet
+        self._left = left
         self._trainer: object = None
 
     def answer(self, message: bytes) -> Answer:
@@ -96,11 +99,12 @@ class Worker:
             method = getattr(self._trainer, call.method)
             # The rows of a step may be empty; methods that take rows get them even then.
             result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
-            # All ranks have the result; the service needs one.
-            return Answer(result=encode_result(call.method, result) if self._rank == 0 else b"")
+            # All ranks have the result of a call of `Trainer`; the service needs one.
+            own = self._rank == 0 or call.method == LEAVE
+            return Answer(result=encode_result(call.method, result) if own else b"")
         except Exception as error:  # noqa: BLE001  (whatever it is, the service is public_message, and the process ends over it)
             name = known_error(error)
-            if not isinstance(error, RunFailed):
+            if not isinstance(error, RunFailed) and name != RANKS_LOST:
                 # The service gets the message only, so log the traceback here.
                 traceback.print_exc()
             return Answer(error=name, text=public_message(error))
@@ -111,21 +115,12 @@ class Worker:
 
         return open_on_rank(
             setup,  # type: ignore[arg-type]  # decoded by the type of the call
-            rendezvous=Path(self._options.rendezvous),
+            meet=self._meet,
+            left=self._left,
             device=self._options.device,
             threads=self._options.threads,
             deadline_s=self._options.deadline_s,
         )
-
-
-def _listen(service: socket.socket, calls: "SimpleQueue[bytes]") -> None:
-    stream = service.makefile("rb")
-    # If the service dies before reading the last answer, the socket is reset instead of closed.
-    with suppress(OSError):
-        while (message := read_frame(stream)) is not None:
-            calls.put(message)
-    # Not `sys.exit`: the main thread may be blocked in an exchange with ranks that are gone.
-    os._exit(0)
 
 
 if __name__ == "__main__":

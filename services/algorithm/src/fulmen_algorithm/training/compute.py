@@ -1,42 +1,161 @@
 """Compute settings: number of ranks, how they share the work, and precision. Importable without torch."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Literal
+from itertools import combinations
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fulmen_algorithm.training.strict import Strict
 
 MAX_RANKS = 1024
+GpuNumber = Annotated[int, Field(ge=0, le=1023)]
+"""A GPU of the service's machine."""
+THIS_MACHINE = "local"
+"""Name of the cluster that is the service's machine."""
+OWN = "own"
+"""GPUs of a model's own, which the plan chooses."""
+OwnGpus = Literal["own"] | Annotated[list[GpuNumber], Field(min_length=1, max_length=MAX_RANKS)]
 
 
-class OneProcess(Strict):
-    """Training is done by the service's own process."""
+class Balance(StrEnum):
+    """How micro-batches are shared among ranks."""
+
+    POSITIONS = "positions"
+    SPEED = "speed"
+
+
+class BesidePolicy(Strict):
+    """Where the models beside the policy are.
+
+    Attributes:
+        reference_gpus: `own` for GPUs of the reference's own, one for each rank, or a list of them on the service's machine;
+            null for those of the policy.
+        critic_gpus: The same for the critic.
+    """
+
+    reference_gpus: OwnGpus | None = None
+    critic_gpus: OwnGpus | None = None
+
+    @property
+    def beside(self) -> Mapping[str, OwnGpus]:
+        """The models beside the policy that have GPUs of their own, and which."""
+        asked = {"reference": self.reference_gpus, "critic": self.critic_gpus}
+        return {model: gpus for model, gpus in asked.items() if gpus is not None}
+
+
+class OneProcess(BesidePolicy):
+    """Training is done by the service's own process.
+
+    Attributes:
+        gpus: A list of the one GPU on which it trains; null for one that no engine has, where there are enough.
+    """
 
     kind: Literal["none"] = "none"
+    gpus: Annotated[list[GpuNumber], Field(min_length=1, max_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _models_beside_fit(self) -> Self:
+        _raise_joined(_list_problems(self))
+        return self
 
     @property
     def ranks(self) -> int:
         """Number of processes: 1."""
         return 1
 
+    @property
+    def is_elastic(self) -> bool:
+        """One process is always all of them."""
+        return False
 
-class Ddp(Strict):
-    """Every rank holds all weights and computes a part of each step; gradients are summed once per step.
+    @property
+    def ranks_per_copy(self) -> int:
+        """One process holds all weights."""
+        return 1
+
+    @property
+    def balance(self) -> Balance:
+        """One process has no others to share with."""
+        return Balance.POSITIONS
+
+
+class Placed(BesidePolicy):
+    """Where the ranks of a run are placed, and how they share its work.
 
     Attributes:
         ranks: Number of processes; on GPUs, one per GPU.
+        min_ranks: Fewest processes with which the run goes on when a machine is lost, until there is room for all again; null
+            for `ranks`: it then resumes from its newest checkpoint when there is room for as many. With `fsdp2` a multiple
+            of `shard`.
+        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
+        affinity: `pack` for few machines, `spread` for many, `one_node` for one, `own_nodes` for one each.
+        cpus: CPUs that each needs; 0 for any.
+        memory_gib: Memory that each needs, in GiB; 0 for any.
+        gpus: List of GPUs of the service's machine, one for each rank; null for some that no engine has, where there are enough.
+        balance: `positions` gives each rank as much to compute, and a resumed run is equal bit for bit; `speed` gives
+            ranks that computed slower in earlier steps less. The ranks of a copy of `fsdp2` count as one.
     """
 
-    kind: Literal["ddp"] = "ddp"
     ranks: int = Field(default=2, ge=1, le=MAX_RANKS)
+    min_ranks: int | None = Field(default=None, ge=1, le=MAX_RANKS)
+    cluster: str = Field(default=THIS_MACHINE, pattern="^[a-z0-9-]{1,32}$")
+    affinity: Literal["pack", "spread", "one_node", "own_nodes"] = "pack"
+    cpus: int = Field(default=0, ge=0, le=4096)
+    memory_gib: int = Field(default=0, ge=0, le=65_536)
+    gpus: Annotated[list[GpuNumber], Field(min_length=1, max_length=MAX_RANKS)] | None = None
+    balance: Annotated[Balance, Field(strict=False)] = Balance.POSITIONS
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Self:
+        if self.gpus is not None and self.cluster != THIS_MACHINE:
+            raise ValueError("gpus: names GPUs of the service's machine; a cluster gives each rank one by itself")
+        if self.gpus is not None and len(self.gpus) != self.ranks:
+            raise ValueError(f"gpus: has {len(self.gpus)} for {self.ranks} ranks; each has one")
+        return self
+
+    @model_validator(mode="after")
+    def _models_beside_fit(self) -> Self:
+        if self.cluster == THIS_MACHINE:
+            _raise_joined(_list_problems(self))
+        else:
+            _raise_joined(
+                f"{model}_gpus: names GPUs of the service's machine; on a cluster it is {OWN!r}"
+                for model, gpus in self.beside.items()
+                if gpus != OWN
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fewest_are_no_more_than_all(self) -> Self:
+        if self.min_ranks is not None and self.min_ranks > self.ranks:
+            raise ValueError(f"min_ranks: {self.min_ranks} is more than ranks, {self.ranks}")
+        return self
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of ranks follows what there is room for."""
+        return self.min_ranks is not None
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks over which one copy of the weights is spread."""
+        return 1
 
 
-class Fsdp2(Strict):
-    """Every rank holds a shard of the weights, the gradients and the optimiser state.
+class Ddp(Placed):
+    """Every rank holds all weights and computes a part of each step; gradients are summed once per step."""
+
+    kind: Literal["ddp"] = "ddp"
+
+
+class Fsdp2(Placed):
+    """Every rank holds a part of the weights, the gradients and the optimiser state.
 
     Attributes:
-        ranks: Number of processes; on GPUs, one per GPU.
+        shard: Ranks over which one copy of the weights is spread, such as those of a node; null for all. Fewer than `ranks` make
+            ranks / shard copies, whose gradients are summed once per step.
         reshard_after_forward: Frees the gathered weights of a layer between its forward and its backward pass: less
             memory, one more all-gather.
 
@@ -44,11 +163,66 @@ class Fsdp2(Strict):
     """
 
     kind: Literal["fsdp2"] = "fsdp2"
-    ranks: int = Field(default=2, ge=1, le=MAX_RANKS)
+    shard: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     reshard_after_forward: bool = True
+
+    @model_validator(mode="after")
+    def _reference_is_with_the_policy(self) -> Self:
+        if self.reference_gpus is not None:
+            raise ValueError(
+                "reference_gpus: needs kind none or ddp: here the reference is in parts beside those of the policy"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _copies_are_whole(self) -> Self:
+        if self.ranks % self.ranks_per_copy:
+            raise ValueError(
+                f"ranks: {self.ranks} must be a multiple of shard, {self.shard}: every copy of the weights has as many ranks"
+            )
+        if self.min_ranks is not None and self.min_ranks % self.ranks_per_copy:
+            raise ValueError(
+                f"min_ranks: {self.min_ranks} must be a multiple of shard, {self.ranks_per_copy}: copies of the weights are whole"
+            )
+        return self
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks over which one copy of the weights is spread."""
+        return self.shard or self.ranks
+
+    @property
+    def copies(self) -> int:
+        """Copies of the weights."""
+        return self.ranks // self.ranks_per_copy
 
 
 ParallelSettings = Annotated[OneProcess | Ddp | Fsdp2, Field(discriminator="kind")]
+
+
+def shown_gpus(parallel: OneProcess | Placed) -> Sequence[int]:
+    """Returns the GPUs of the service's machine that trainers see, in the order of `devices`; none if none are named."""
+    named = [parallel.gpus or (), *(gpus for gpus in parallel.beside.values() if isinstance(gpus, list))]
+    return [gpu for gpus in named for gpu in gpus]
+
+
+def _list_problems(parallel: OneProcess | Placed) -> list[str]:
+    """Returns why lists of GPUs do not fit the ranks or each other."""
+    listed = {f"{model}_gpus": gpus for model, gpus in parallel.beside.items() if isinstance(gpus, list)}
+    problems = [
+        f"{name}: has {len(gpus)} for {parallel.ranks} ranks; each has one"
+        for name, gpus in listed.items()
+        if len(gpus) != parallel.ranks
+    ]
+    for (name, gpus), (other, theirs) in combinations({"gpus": parallel.gpus or [], **listed}.items(), 2):
+        if both := sorted({*gpus} & {*theirs}):
+            problems.append(f"{other}: GPU {both[0]} is in {name}, too, and would not be its own")
+    return problems
+
+
+def _raise_joined(problems: Iterable[str]) -> None:
+    if text := "; ".join(problems):
+        raise ValueError(text)
 
 
 class Precision(StrEnum):

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
 """The critic of PPO: estimates the remaining return at every token, to compute the advantages of a batch.
 
-It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), complete on every rank, with
-a separate optimiser. The head starts at 0, so the first advantages are the returns themselves. Invariant: a step
+It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), complete on every rank, on the
+policy's device or another one, with a separate optimiser. The head starts at 0, so the first advantages are the returns themselves. Invariant: a step
 whose loss or gradient norm is not finite, or whose gradient explodes, changes nothing, and every rank holds the same
 weights.
 
@@ -83,15 +83,31 @@ class Critic:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
         self._plan = plan
         self._ranks = ranks
+        self._device = model.device
         self._pad_token_id = pad_token_id
         self._bf16 = bf16
         self._norms = NormWatch()
 
     @classmethod
     def load(
-        cls, model_dir: Path | str, plan: CriticPlan, *, ranks: Ranks, pad_token_id: int, bf16: bool = False
+        cls,
+        model_dir: Path | str,
+        plan: CriticPlan,
+        *,
+        ranks: Ranks,
+        device: str | None = None,
+        pad_token_id: int,
+        bf16: bool = False,
     ) -> "Critic":
         """Copies the trunk of a policy; the head, which the folder lacks, starts at 0.
+
+        Args:
+            model_dir: Folder of the policy.
+            plan: Settings.
+            ranks: Ranks that train.
+            device: Where the critic is to be; None for the ranks' device.
+            pad_token_id: Id for padding.
+            bf16: Whether passes compute in bf16.
 
         Raises:
             OSError: if the folder holds no model.
@@ -111,7 +127,7 @@ class Critic:
             for name, parameter in model.named_parameters():
                 if name in head:
                     parameter.zero_()
-        return cls(model.to(ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
+        return cls(model.to(device or ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
 
     def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> CriticTargets:
         """Computes advantages and value targets from the rewards of rows."""
@@ -153,7 +169,7 @@ class Critic:
         loss = 0.0
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(rows, token_budget=token_budget, mode=mode):
-            device = self._ranks.device
+            device = self._device
             mask_BT = micro.loss_mask_BT.to(device)
             old_BT = _laid_out(micro, [critic_targets.values[i] for i in indices]).to(device)
             targets_BT = _laid_out(micro, [critic_targets.targets[i] for i in indices]).to(device)
@@ -212,7 +228,7 @@ class Critic:
 
     def _values_of(self, micro: MicroBatch) -> Tensor:
         """Computes V before each token, the value of the state in which it was sampled; float32 [B, T]."""
-        device, attention = self._ranks.device, micro.attention_mask_BT
+        device, attention = self._device, micro.attention_mask_BT
         with autocast(device, bf16=self._bf16):
             output = self.model(
                 input_ids=micro.input_ids_BT.to(device),

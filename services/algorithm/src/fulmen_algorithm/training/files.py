@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+MODEL = "model"
+"""Folder of the model in a checkpoint."""
 FULL_BELOW_BYTES = 2**20
 _TROUBLE = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN}
 )
+
+
+class OtherArchitecture(RuntimeError):
+    """A checkpoint holds a model or an optimiser of another architecture than the trainer's."""
 
 
 class StorageFailed(OSError):

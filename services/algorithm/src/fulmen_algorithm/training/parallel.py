@@ -1,61 +1,152 @@
 """Ranks: processes that train one policy together. A single process is a group of one, with the same code.
 
-Every rank gets the same rows and computes a part of the micro-batches. Invariant: weights of tokens are normalised
-over all rows beforehand, so losses and gradients of ranks are *summed*, never averaged, and the result is what one
-rank alone would get, but for rounding. Whatever is decided (to skip a step, say) is decided from gathered numbers, on
-every rank alike.
+Every rank gets the same rows and computes a part of the micro-batches. There are one or more copies of the weights, each
+whole on one rank (DDP), or in parts on several (FSDP2). Invariant: weights of tokens are normalised over all rows
+beforehand, so losses and gradients of ranks are *summed*, never averaged, and the result is what one rank alone would
+get, but for rounding. Whatever is decided (to skip a step, say) is decided from gathered numbers, on every rank alike.
 """
 
+import math
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
+from functools import cache, partial
+from statistics import fmean
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, Precision
+from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, ParallelSettings, Precision
 from fulmen_algorithm.training.packing import Layout, plan
+from fulmen_algorithm.training.part_loading import part_of, replace_parameters, without_memory
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_exchange.parts import local
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 
+SMALLEST_SHARE = 4
+"""A rank that is slower than the mean by more than this factor gets no micro-batches made for it."""
+NEWEST_STEP = 0.5
+"""Weight of the newest step; the rest is that of earlier ones."""
+IDLE_RANK = 0.1
+"""Weight of the mean speed in that of a rank without positions, so that one that was slow once is tried again."""
 BUCKET_BYTES = 64 * 2**20
 """Gradients are summed in pieces of this size, to avoid a second copy of all of them."""
 
 
-def join_group(device: torch.device, *, rendezvous: Path, deadline_s: float) -> Ranks:
-    """Joins the group of ranks of this machine.
+def join_group(
+    device: torch.device, *, rendezvous: str, listener: socket.socket | None = None, deadline_s: float
+) -> Ranks:
+    """Joins the group of ranks.
 
     Args:
         device: Device of this rank.
-        rendezvous: File by which the ranks find each other; kept while the group exists.
+        rendezvous: URL at which the ranks find each other: `file:`, of a file that is kept while the group exists, or
+            `tcp:`, of the first rank.
+        listener: Listening socket of that address, on the first rank.
         deadline_s: Timeout of one collective, in seconds.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    rank, world_size, timeout = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=deadline_s)
+    met = urlsplit(rendezvous)
+    # The file of a `file:` store is opened by torch; of `tcp:`, the first rank brings its socket, so no port is guessed.
+    store = (
+        dist.TCPStore(
+            str(met.hostname),
+            int(met.port or 0),
+            world_size,
+            is_master=rank == 0,
+            timeout=timeout,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
+        if met.scheme == "tcp"
+        else None
+    )
     dist.init_process_group(
         backend,
-        init_method=rendezvous.absolute().as_uri(),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=deadline_s),
+        init_method=None if store is not None else rendezvous,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
     )
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, group=dist.group.WORLD)
 
 
-def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode) -> list[list[Layout]]:
-    """Builds micro-batches and distributes them over the ranks, balanced by positions.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroups:
+    """The groups of a rank. A run has one or more copies of the weights, each whole on one rank or in parts on several.
+
+    Attributes:
+        copy: Ranks that hold one copy together; every pass involves all of them.
+        peers: Ranks that hold the same part of each copy; gradients are summed over them once per optimiser step.
+        mesh: Mesh of the ranks of the copy; None where one rank holds it.
+    """
+
+    copy: Ranks = field(default_factory=Ranks)
+    peers: Ranks = field(default_factory=Ranks)
+    mesh: DeviceMesh | None = None
+
+
+def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
+    """Returns the groups of this rank; all ranks call it. Ranks of one copy have consecutive numbers."""
+    if not isinstance(parallel, Fsdp2):
+        return RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
+    mesh = _mesh(ranks.group, ranks.device.type, parallel.copies, parallel.ranks_per_copy)
+    copy, peers = (_group(mesh[name], ranks.device) for name in (_PARTS, _COPIES))
+    if ranks.way_out is not None:
+        peers = replace(peers, way_out=ranks.way_out)
+        if copy.group is not None:
+            ranks.way_out.agree = partial(_any, copy)
+    return RankGroups(copy=copy, peers=peers, mesh=mesh[_PARTS])
+
+
+def _any(ranks: Ranks, yes: bool) -> bool:
+    return bool(ranks.sum(torch.tensor([float(yes)], device=ranks.device)))
+
+
+# By the name of the second one, peft knows that a layer in parts computes as if it were whole.
+_COPIES, _PARTS = "copies", "fsdp"
+
+
+@cache
+def _mesh(_: dist.ProcessGroup | None, device_type: str, copies: int, parts: int) -> DeviceMesh:
+    # Groups are never closed, so all trainers of a process share them.
+    return init_device_mesh(device_type, (copies, parts), mesh_dim_names=(_COPIES, _PARTS))
+
+
+def _group(mesh: DeviceMesh, device: torch.device) -> Ranks:
+    if mesh.size() == 1:
+        return Ranks(device=device)
+    return Ranks(rank=mesh.get_local_rank(), world_size=mesh.size(), device=device, group=mesh.get_group())
+
+
+def layouts_of(
+    rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: PackingMode, speeds: Sequence[float] = ()
+) -> list[list[Layout]]:
+    """Builds micro-batches and distributes them over the ranks, balanced by positions, or by the time they take.
 
     A rank alone fills micro-batches up to the budget; several make them smaller where there would otherwise be fewer
-    than ranks, or a rest that one rank works on while the others wait.
+    than ranks, or a rest that one rank works on while the others wait, or too large a piece for a slow rank.
+
+    Args:
+        rows: All rows.
+        ranks: Those that share them.
+        token_budget: Most positions of a micro-batch.
+        mode: Padded or packed.
+        speeds: Positions per second by rank, > 0; empty for ranks that are equally fast. By these, the last rank never
+            ends later than if positions alone were balanced.
 
     Returns:
         Each rank's micro-batches.
@@ -64,21 +155,90 @@ def layouts_of(rows: Sequence[Row], ranks: Ranks, *, token_budget: int, mode: Pa
         ValueError: if a single row is longer than the budget.
     """
     layouts = plan(rows, token_budget=token_budget, mode=mode)
+    longest = max((len(row.token_ids) for row in rows), default=1)
+    positions = sum(layout.size_tokens for layout in layouts)
     if ranks.world_size > 1 and len(layouts) % ranks.world_size:
         rounds = -(-len(layouts) // ranks.world_size)
-        positions = sum(layout.size_tokens for layout in layouts)
-        longest = max(len(row.token_ids) for row in rows)
         smaller = max(longest, -(-positions // (rounds * ranks.world_size)))
         layouts = plan(rows, token_budget=min(token_budget, smaller), mode=mode)
-    shares: list[list[Layout]] = [[] for _ in range(ranks.world_size)]
+    alike = _dealt(layouts, [1.0] * ranks.world_size)
+    if not speeds or ranks.world_size == 1:
+        return alike
+    share = max(min(speeds) / sum(speeds), 1.0 / (SMALLEST_SHARE * ranks.world_size))
+    smaller = max(longest, math.ceil(positions * share))
+    pieces = plan(rows, token_budget=min(token_budget, smaller), mode=mode)
+    return min(alike, _dealt(layouts, speeds), _dealt(pieces, speeds), key=lambda shares: last_end_s(shares, speeds))
+
+
+def _dealt(layouts: Sequence[Layout], speeds: Sequence[float]) -> list[list[Layout]]:
+    """Deals micro-batches, the largest first, each to the rank that ends with it first.
+
+    With equal speeds the last rank takes at most 4/3 of the best distribution's time (Graham, 1969), with others at
+    most twice (Gonzalez, Ibarra and Sahni, 1977).
+    """
+    shares: list[list[Layout]] = [[] for _ in speeds]
+    loads = [0] * len(speeds)
     for layout in sorted(layouts, key=lambda one: -one.size_tokens):
-        # Largest first, each to the rank with the least load: at most 4/3 of the best distribution (Graham, 1969).
-        min(shares, key=lambda share: sum(one.size_tokens for one in share)).append(layout)
+        ends = [(load + layout.size_tokens) / speed for load, speed in zip(loads, speeds, strict=True)]
+        rank = ends.index(min(ends))
+        shares[rank].append(layout)
+        loads[rank] += layout.size_tokens
     return shares
 
 
+def last_end_s(shares: Sequence[Sequence[Layout]], speeds: Sequence[float]) -> float:
+    """Returns after how many seconds the last rank ends, at speeds in positions per second."""
+    return max(sum(layout.size_tokens for layout in share) / speed for share, speed in zip(shares, speeds, strict=True))
+
+
+def wait_for(device: torch.device) -> None:
+    """Waits for what a GPU was told to compute, so that its seconds count where they are spent."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class RankSpeeds:
+    """Positions per second of each rank in earlier steps, from gathered numbers: the same on every rank.
+
+    Ranks of one copy of the weights wait for each other in every pass, so they count as equally fast.
+    """
+
+    def __init__(self, *, ranks_per_copy: int) -> None:
+        self._ranks_per_copy = ranks_per_copy
+        self._speeds: tuple[float, ...] = ()
+
+    @property
+    def by_rank(self) -> tuple[float, ...]:
+        """Positions per second by rank; empty before the first step."""
+        return self._speeds
+
+    def note(self, positions: Sequence[int], seconds: Sequence[float]) -> None:
+        """Notes a step.
+
+        Args:
+            positions: Positions that each rank has computed.
+            seconds: Seconds of its passes.
+        """
+        each = self._ranks_per_copy
+        found: list[float | None] = []
+        for first in range(0, len(positions), each):
+            computed, spent_s = sum(positions[first : first + each]), max(seconds[first : first + each])
+            found += [computed / each / spent_s if computed and spent_s > 0 else None] * each
+        known = [speed for speed in found if speed is not None]
+        if not known:
+            return
+        mean = fmean(known)
+        earlier = self._speeds or [mean if speed is None else speed for speed in found]
+        self._speeds = tuple(
+            old + (IDLE_RANK * (mean - old) if new is None else NEWEST_STEP * (new - old))
+            for new, old in zip(found, earlier, strict=True)
+        )
+
+
 class GradientReducer(Protocol):
-    """Sums the gradients of ranks that hold the same weights; the extension point for gradient exchanges.
+    """Sums the gradients of ranks that hold the same weights, or the same part of them: `RankGroups.peers`.
+
+    The extension point for gradient exchanges. Parameters and gradients of a part are distributed tensors.
 
     All ranks call the same methods in the same order.
     """
@@ -115,7 +275,7 @@ class GradientReducer(Protocol):
 
 
 class AllReduce:
-    """Sums gradients as they are, in buckets."""
+    """Sums gradients as they are, in buckets. Those of a model on another device than the ranks' take the way over that."""
 
     clips_sums = True
     steps_locally = False
@@ -125,7 +285,7 @@ class AllReduce:
         if ranks.group is None:
             return
         for bucket in _buckets(shared_gradients(parameters, ranks)):
-            flat = ranks.sum(torch.cat([gradient.flatten() for gradient in bucket]))
+            flat = ranks.sum(torch.cat([gradient.flatten() for gradient in bucket]).to(ranks.device))
             for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
@@ -148,16 +308,17 @@ class AllReduce:
 
 
 def shared_gradients(parameters: Sequence[nn.Parameter], ranks: Ranks) -> list[Tensor]:
-    """Returns the gradients that any rank has, as zeros where only this one has none.
+    """Returns the gradients, or this rank's parts of them, that any rank has, as zeros where only this one has none.
 
-    Not every rank has a gradient of every parameter: adapters of a role that none of its rows has, for one.
+    Not every rank has a gradient of every parameter: adapters of a role that none of its rows has, for one, or all of
+    them on a rank without rows.
     """
     trained = [p for p in parameters if p.requires_grad]
     present = torch.tensor([float(p.grad is not None) for p in trained], device=ranks.device)
     for parameter, count in zip(trained, ranks.sum(present).tolist(), strict=True):
         if count and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    return [p.grad for p in trained if p.grad is not None]
+    return [local(p.grad) for p in trained if p.grad is not None]
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -180,12 +341,17 @@ def wants_bf16(compute: ComputeSettings, device: torch.device) -> bool:
     return compute.precision is Precision.BF16
 
 
-def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings: Fsdp2, *, bf16: bool) -> None:
-    """Shards a module over the ranks in place: each of `layers` is a unit, and the rest is another one.
+def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, settings: Fsdp2, *, bf16: bool) -> None:
+    """Shards a module over the ranks of a copy in place: each of `layers` is a unit, and the rest is another one.
 
-    Weights stay float32; with `bf16` they are gathered and computed with in bf16, and gradients summed in float32.
+    Parameters may be parts already, or whole. Weights stay float32; with `bf16` they are gathered and computed with in bf16,
+    and gradients summed in float32. Sums over copies are left to a `GradientReducer`
+    (docs/decisions/0037-copies-are-summed-after-the-backward-pass.md).
     """
-    mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
+    replace_parameters(module, lambda parameter: part_of(parameter, mesh))
+    parts = dict(module.named_parameters(remove_duplicate=False))
+    # Units are made of parameters without memory, and then given the parts.
+    replace_parameters(module, without_memory)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward)
@@ -196,6 +362,8 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], ranks: Ranks, settings
             part.set_gradient_divide_factor(1.0)
             # Gloo supports only plain sums, without a factor.
             part.set_force_sum_reduction_for_comms(True)
+    module.load_state_dict(parts, strict=False, assign=True)
+    register_fsdp_forward_method(module, "try_out")
 
 
 def spread_again(module: nn.Module) -> None:
@@ -211,11 +379,14 @@ def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[obje
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Computes the global norm of all gradients."""
-    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    """Computes the global norm of all gradients, the same on every rank of a copy."""
+    return _whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
     """Scales gradients down to a global norm over all parameters; returns the norm before, the same on every rank."""
-    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
+
+
+def _whole(norm: Tensor) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

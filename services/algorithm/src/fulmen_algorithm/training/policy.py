@@ -8,13 +8,14 @@ Legend: B lines, T positions, V vocabulary.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,15 +23,27 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
+from fulmen_algorithm.training.compute import Balance, ComputeSettings, Fsdp2
 from fulmen_algorithm.training.packing import MicroBatch
-from fulmen_algorithm.training.parallel import autocast, shard, spread_again, wants_bf16
+from fulmen_algorithm.training.parallel import (
+    RankGroups,
+    RankSpeeds,
+    autocast,
+    groups_of,
+    shard,
+    spread_again,
+    wants_bf16,
+)
+from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of, try_out
-from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd
+from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of
+from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd, WeightsKind
+from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.tensor_files import WEIGHTS_FILE
-from fulmen_algorithm.weights.weight_writer import WeightWriter, published_tensors
+from fulmen_algorithm.weights.sources import FirstRankFailed, sources_of
+from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
+from fulmen_algorithm.weights.torch_tensors import published_tensors
+from fulmen_algorithm.weights.weight_writer import WeightWriter
 from fulmen_exchange.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -41,93 +54,151 @@ class PolicyModel:
     """A model and its tokenizer, on one device or spread over ranks."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, lora: LoraSettings | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        lora: LoraSettings | None = None,
+        by_name: bool = False,
     ) -> None:
-        """Wraps a loaded model; dropout is off, because the sampler knows none. With `lora` it gets fresh adapters."""
+        """Wraps a loaded model; dropout is off, because the sampler knows none. With `lora` it gets fresh adapters.
+
+        Args:
+            model: The model. One of which this rank has only a part can do nothing before `prepare`.
+            tokenizer: Its tokenizer.
+            lora: Adapters.
+            by_name: Whether files are known to name tensors as the model in memory does.
+        """
+        in_parts = any(isinstance(parameter, DTensor) for parameter in model.parameters())
         self.adapters = _adapters(model, lora) if lora is not None else None
         self.model = model.eval()
+        # Who writes is decided by `Ranks.leads`: the library's rank 0 may be lost.
+        self.model.should_save_on_this_rank = bool
         self.tokenizer = tokenizer
         self.ranks = Ranks(device=model.device)
-        traits = try_out(model)
-        self._packs = traits.packs
-        self._scorer = TokenScorer(model, traits)
+        self.groups = RankGroups(copy=self.ranks, peers=self.ranks)
+        self.speeds: RankSpeeds | None = None
+        self._scorer = TokenScorer(model)
         self._bf16 = False
-        self._sharded = False
-        self._writer = WeightWriter()
+        # Whether files name tensors as the model in memory does. Merged weights are written under the names in memory.
+        self.by_name = by_name or lora is not None
+        self._writer = WeightWriter(by_name=self.by_name)
+        if not in_parts:
+            self._scorer.try_out()
 
     @classmethod
-    def load(cls, model_dir: Path | str, *, device: str = "cpu", lora: LoraSettings | None = None) -> "PolicyModel":
+    def load(
+        cls,
+        model_dir: Path | str,
+        *,
+        device: str = "cpu",
+        lora: LoraSettings | None = None,
+        mesh: DeviceMesh | None = None,
+    ) -> "PolicyModel":
         """Loads a model directory in float32; nothing is downloaded.
+
+        Args:
+            model_dir: The directory.
+            device: Where the model is to be.
+            lora: Adapters.
+            mesh: Ranks over which the weights are spread, of which each reads its part; None to read all of them.
 
         Raises:
             OSError: if the directory holds no model or no tokenizer.
             TargetsUnknown: if the model has none of the modules that are to get adapters, or one is no linear layer.
         """
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+        model = _load(model_dir, mesh)
+        if mesh is None:
+            model.to(device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-        model.to(device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
-        return cls(model, tokenizer, lora=lora)
+        by_name = has_names_of(Path(model_dir), model)
+        return cls(model, tokenizer, lora=lora, by_name=by_name)
 
     def prepare(self, compute: ComputeSettings, ranks: Ranks) -> None:
         """Prepares the model for training by some ranks; called once by each, before an optimiser is built.
 
-        The weights may be on the CPU still if they are to be spread over the ranks.
+        Weights that are to be spread over the ranks may be whole on each, or in parts already.
         """
-        self.ranks = ranks
+        self.ranks, self.groups = ranks, groups_of(ranks, compute.parallel)
+        if compute.parallel.balance is Balance.SPEED:
+            self.speeds = RankSpeeds(ranks_per_copy=self.groups.copy.world_size)
         self._bf16 = wants_bf16(compute, ranks.device)
         if compute.gradient_checkpointing:
             checkpoint_layers(self.model)
-        if isinstance(compute.parallel, Fsdp2):
-            shard(self._scorer, layers_of(self.model), ranks, compute.parallel, bf16=self._bf16)
-            self._sharded = True
+        if isinstance(compute.parallel, Fsdp2) and self.groups.mesh is not None:
+            shard(self._scorer, layers_of(self.model), self.groups.mesh, compute.parallel, bf16=self._bf16)
+            with torch.no_grad():
+                self._scorer.try_out()
+            spread_again(self._scorer)
 
     def save(self, model_dir: Path | str, *, tokenizer: bool = True) -> None:
         """Writes the trained weights, a model folder or a folder of adapters; complete when this returns.
 
         All ranks call it, and rank 0 writes.
         """
-        weights = _whole_weights(self.model) if self.sharded else None
-        if not self.ranks.leads:
+        if not self._in_first_copy:
             return
-        if self.adapters is not None:
-            self.adapters.write(Path(model_dir), weights)
+        folder = Path(model_dir)
+        if self.adapters is None:
+            tensors = ToWrite(sources=sources_of(published_tensors(self.model)), copy=self.groups.copy)
+            with suppress(FirstRankFailed):
+                write_folder(tensors, self, folder, by_name=self.by_name)
         else:
-            self.model.save_pretrained(model_dir, safe_serialization=True, state_dict=weights)
-        if tokenizer:
-            self.tokenizer.save_pretrained(model_dir)
+            self.adapters.write(folder, self.groups.copy)
+        if tokenizer and self.ranks.leads:
+            self.tokenizer.save_pretrained(folder)
+
+    def read_converted(self, model_dir: Path) -> None:
+        """Reads weights from files that name tensors otherwise than the model does, as `load` does; all ranks call it.
+
+        Raises:
+            ValueError, RuntimeError: if they are of another architecture.
+        """
+        loaded = _load(model_dir, self.groups.mesh)
+        with torch.no_grad():
+            for parameter, found in zip(self.model.parameters(), loaded.parameters(), strict=True):
+                parameter.copy_(found)
 
     def publish(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines: complete, as a delta, or as adapters.
 
         All ranks call it; only rank 0 writes and gets a result.
         """
-        weights = _whole_weights(self.model) if self.sharded else None
-        if not self.ranks.leads:
+        if not self._in_first_copy:
             return None
-        if self.adapters is not None and not order.merged:
-            return self.adapters.write(folder, weights)
-        if self.adapters is not None:
-            earlier = self.adapters.read(Path(order.adapters)) if order.adapters else {}
-            tensors = self.adapters.merged(self.adapters.names[0], weights, earlier)
-        else:
-            tensors = published_tensors(self.model)
-            if weights is not None:
-                tensors = {name: weights[name] for name in tensors}
-        return self._writer.write(tensors, self.save_tensors, folder, order)
-
-    def save_tensors(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Writes a model folder with these tensors instead of the model's own."""
+        copy = self.groups.copy
         if self.adapters is None:
-            self.model.save_pretrained(folder, safe_serialization=True, state_dict=dict(tensors))
+            sources = sources_of(published_tensors(self.model))
+        elif order.merged:
+            earlier = self.adapters.read(Path(order.adapters)) if order.adapters else {}
+            sources = self.adapters.merged(self.adapters.names[0], earlier)
+        else:
+            return self.adapters.write(folder, copy)
+        written = self._writer.write(sources, self, folder, order, copy)
+        if written is not None and written.kind is WeightsKind.FULL:
+            self.tokenizer.save_pretrained(folder)
+        return written
+
+    @property
+    def _in_first_copy(self) -> bool:
+        """Whether this rank is one of those that hold the first copy of the weights; the others need not write."""
+        return self.ranks.rank == self.groups.copy.rank
+
+    def save_all_but_weights(self, folder: Path) -> None:
+        """Creates a model folder with the configuration; see `folder_writer.ModelFolder`."""
+        if self.adapters is None:
+            # The library writes an empty file of weights, too, in whose place they are written.
+            self.model.save_pretrained(folder, state_dict={})
         else:
             # The library would write the adapters.
             folder.mkdir(parents=True)
             self.model.config.save_pretrained(folder)
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
-            own = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            save_file(own, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        self.tokenizer.save_pretrained(folder)
+
+    def save_tensors(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Creates a model folder with the configuration and these tensors; see `folder_writer.ModelFolder`."""
+        self.model.save_pretrained(folder, state_dict=dict(tensors))
 
     def adapter_of(self, row: Row) -> str:
         """Returns the adapter that a row trains; empty if the weights themselves train.
@@ -149,12 +220,12 @@ class PolicyModel:
 
     @property
     def sharded(self) -> bool:
-        """Whether the weights are sharded, so that every pass involves all ranks."""
-        return self._sharded
+        """Whether the weights are in parts, so that every pass involves all ranks of a copy."""
+        return self.groups.mesh is not None
 
     def packing(self, wanted: PackingMode) -> PackingMode:
         """Returns the packing mode: as wanted, unless the model would mix rows of a line."""
-        return wanted if self._packs else PackingMode.PADDED
+        return wanted if self._scorer.traits.packs else PackingMode.PADDED
 
     @property
     def pad_token_id(self) -> int:
@@ -199,6 +270,13 @@ class PolicyModel:
         return logprobs_BT
 
 
+def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:
+    if mesh is not None:
+        return load_part(model_dir, mesh)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    return model
+
+
 def _adapters(model: PreTrainedModel, settings: LoraSettings) -> "Adapters":
     # Imported late: peft takes half a second to import, on every rank.
     from fulmen_algorithm.weights.lora import Adapters
@@ -206,13 +284,14 @@ def _adapters(model: PreTrainedModel, settings: LoraSettings) -> "Adapters":
     return Adapters(model, settings)
 
 
-def _whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Gathers sharded weights on the CPU of rank 0; tied weights once, as in files."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    once = {name for name, _ in model.named_parameters()}
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - once
-    whole = get_model_state_dict(model, options=options)
-    return {name: value for name, value in whole.items() if name not in tied and isinstance(value, Tensor)}
+def has_names_of(folder: Path, model: PreTrainedModel) -> bool:
+    """Returns whether the files of a folder name all tensors as the model in memory does, and so the library's own will."""
+    try:
+        in_files = read_layout(folder)
+    except TensorFileDamaged:
+        return False
+    tensors = published_tensors(model).items()
+    return all(name in in_files and in_files[name][1] == tuple(tensor.shape) for name, tensor in tensors)
 
 
 def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.Optimizer:

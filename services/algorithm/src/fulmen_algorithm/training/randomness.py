@@ -23,6 +23,15 @@ class OwnRandomness:
         self._own = generators()
         set_generators(outside)
 
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """State of the generators."""
+        return self._own
+
+    @state.setter
+    def state(self, generators: Mapping[str, Any]) -> None:
+        self._own = dict(generators)
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Installs the generators in the process within the context."""

@@ -1,30 +1,42 @@
 """The training state in a folder: model, optimiser, counters (including the schedule), random generators.
 
-Weights and moments are stored complete and by name, so any number of ranks can resume from the state of any other
-number. All ranks call these functions, and rank 0 writes. Invariant: with the same number of ranks, training resumes
-bit for bit.
+`model` is an ordinary model folder, written tensor by tensor. Moments are in parts (`torch.distributed.checkpoint`): safetensors, one file
+for each rank that has anything to write, with the place of each part in its tensor in the header. Both are read by any number of
+ranks, each its part, and nothing is unpickled; all ranks call these functions. Invariant: with the same number of ranks and copies
+of the weights, training resumes bit for bit.
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from fulmen_algorithm.training.checkpoints import MODEL, OtherArchitecture
 from fulmen_algorithm.training.critic import CRITIC
+from fulmen_algorithm.training.files import MODEL, OtherArchitecture
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.randomness import generators, set_generators
 from fulmen_algorithm.training.step import TrainingState
-from fulmen_algorithm.weights.tensor_files import TensorFileDamaged
+from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
 
+FORMAT = 2
 TRAINING = "training.pt"
-WEIGHTS = "model*.safetensors"
 EXCHANGE = "exchange-{rank}.pt"
+MOMENTS = "moments-{copy}"
+
+
+class UnknownFormat(ValueError):
+    """A training state is of another release."""
 
 
 def write_state(state: TrainingState, folder: Path, *, tokenizer: bool = True) -> None:
@@ -33,16 +45,40 @@ def write_state(state: TrainingState, folder: Path, *, tokenizer: bool = True) -
     Raises:
         OSError: if the disk is full.
     """
-    # Collectives first: after a disk error on rank 0 no rank may wait for it.
-    saved = _training_dict(state)
-    state.policy.save(folder / MODEL, tokenizer=tokenizer)
+    ranks, groups = state.policy.ranks, state.policy.groups
+    moments, counts = _moments(state)
+    saved = {
+        "format": FORMAT,
+        "moments": {key: sorted(tensors) for key, tensors in moments.items()},
+        "counts": counts,
+        "optimizer_steps": state.optimizer_steps,
+        "skipped_steps": state.skipped_steps,
+        "norms": state.norms.norms,
+        "rng": ranks.gather(generators()),
+    }
+    failed: Exception | None = None
+    try:
+        state.policy.save(folder / MODEL, tokenizer=tokenizer)
+    except Exception as error:  # noqa: BLE001  (raised below)
+        failed = error
+    # Otherwise the others would wait for a rank with a full disk.
+    if any(ranks.gather(failed is not None)):
+        if failed is not None:
+            raise failed
+        return
+    # Copies have the same moments, unless each takes steps of its own.
+    own = state.reducer.steps_locally
+    writers = groups.copy if own else ranks
+    place = folder / MOMENTS.format(copy=f"{groups.peers.rank if own else 0:05d}")
+    for key, tensors in moments.items():
+        # One kind at a time: the library has what it writes in memory twice.
+        writers.run(partial(write_parts, tensors, place / key, writers.group))
+    # After the last exchange: a rank that cannot write keeps no other waiting.
     kept = state.reducer.state()
-    if state.reducer.steps_locally:
-        kept["moments"] = _get_moments(state, everywhere=True)
     if kept:
         # One file per rank: residuals may be twice as large as the weights.
-        torch.save(kept, folder / EXCHANGE.format(rank=f"{state.policy.ranks.rank:05d}"))
-    if state.policy.ranks.leads:
+        torch.save(kept, folder / EXCHANGE.format(rank=f"{ranks.rank:05d}"))
+    if ranks.leads:
         torch.save(saved, folder / TRAINING)
         if state.critic is not None:
             torch.save(state.critic.state(), folder / CRITIC)
@@ -53,23 +89,33 @@ def read_state(folder: Path, state: TrainingState) -> None:
 
     Raises:
         OtherArchitecture: if the model or the optimiser has another architecture.
+        UnknownFormat: if another release wrote it.
     """
+    saved = _read_counters(folder)
     _read_weights(folder / MODEL, state)
     if state.critic is not None:
         state.critic.restore(torch.load(folder / CRITIC, map_location="cpu", weights_only=True))
-    saved = torch.load(folder / TRAINING, map_location="cpu", weights_only=True)
-    _set_moments(state, saved["moments"])
+    _read_moments(folder, state, saved)
     state.optimizer_steps = saved["optimizer_steps"]
     state.skipped_steps = saved["skipped_steps"]
     state.norms = NormWatch(saved["norms"])
+    # Mapped, not read: a rank needs little of what others have stored.
     files = sorted(folder.glob(EXCHANGE.format(rank="*")))
-    kept = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
-    own = [one.pop("moments", None) for one in kept]
-    if state.reducer.steps_locally and any(own):
-        _set_moments(state, own[state.policy.ranks.rank % len(own)])
-    state.reducer.restore(kept)
+    state.reducer.restore([torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files])
     of_ranks = saved["rng"]
     set_generators(of_ranks[state.policy.ranks.rank % len(of_ranks)])
+
+
+def _read_counters(folder: Path) -> dict[str, Any]:
+    """Reads what is not of the weights' size."""
+    if not (folder / TRAINING).exists():
+        raise OtherArchitecture(f"There is no training state in {folder}.")
+    saved: dict[str, Any] = torch.load(folder / TRAINING, map_location="cpu", weights_only=True)
+    if saved.get("format") != FORMAT:
+        raise UnknownFormat(
+            f"The training state in {folder} has format {saved.get('format', 1)}; this release reads format {FORMAT}."
+        )
+    return saved
 
 
 def _read_weights(folder: Path, state: TrainingState) -> None:
@@ -81,52 +127,87 @@ def _read_weights(folder: Path, state: TrainingState) -> None:
             raise OtherArchitecture(f"The adapters in {folder} are not those of this run.") from error
         set_model_state_dict(model, own, options=StateDictOptions(full_state_dict=True, strict=False))
         return
-    weights: dict[str, Any] = {
-        name: value for file in sorted(folder.glob(WEIGHTS)) for name, value in load_file(file).items()
-    }
+    if not state.policy.by_name:
+        try:
+            state.policy.read_converted(folder)
+        except (ValueError, RuntimeError) as error:
+            raise OtherArchitecture(f"The model in {folder} is of another architecture.") from error
+        return
+    try:
+        found = {(name, shape) for name, (_, shape) in read_layout(folder).items()}
+    except TensorFileDamaged as error:
+        raise OtherArchitecture(f"The model in {folder} cannot be read: {error}") from error
     # Tied weights are in the files once.
-    once = {(name, value.shape) for name, value in model.named_parameters()}
-    all_names = {(name, value.shape) for name, value in model.state_dict().items()}
-    found = {(name, value.shape) for name, value in weights.items()}
-    if different := {name for name, _ in (once - found) | (found - all_names)}:
+    once = {(name, tuple(value.shape)) for name, value in model.named_parameters()}
+    present = {(name, tuple(value.shape)): value for name, value in model.state_dict(keep_vars=True).items()}
+    if different := {name for name, _ in (once - found) | (found - present.keys())}:
         raise OtherArchitecture(f"The model in {folder} is of another architecture: {sorted(different)[:3]}.")
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
+    with torch.no_grad():
+        read_parts({name: present[name, shape] for name, shape in found}, folder, state.policy.groups.copy.group)
 
 
-def _training_dict(state: TrainingState) -> dict[str, Any]:
-    return {
-        "moments": _get_moments(state),
-        "optimizer_steps": state.optimizer_steps,
-        "skipped_steps": state.skipped_steps,
-        "norms": state.norms.norms,
-        "rng": state.policy.ranks.gather(generators()),
-    }
-
-
-def _get_moments(state: TrainingState, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
-    """Gathers the optimiser's moments by weight name, complete, on the CPU of rank 0 or of every rank.
+def _moments(state: TrainingState) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+    """Returns the optimiser's moments by kind and weight, as this rank holds them, and its counts by weight.
 
     The library's own function would take a step where it has no moments yet.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
+    counts: dict[str, dict[str, Tensor]] = {}
     for name, parameter in state.policy.model.named_parameters():
         for key, value in state.optimizer.state.get(parameter, {}).items():
-            # Gathered one weight at a time, so that no GPU holds all of them.
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            if everywhere or state.policy.ranks.leads:
-                found.setdefault(name, {})[key] = whole.cpu()
-    return found
-
-
-def _set_moments(state: TrainingState, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
-    state.optimizer.state.clear()
-    for name, parameter in state.policy.model.named_parameters():
-        for key, value in moments.get(name, {}).items():
-            if value.shape == parameter.shape and isinstance(parameter, DTensor):
-                placed: Tensor = distribute_tensor(
-                    value.to(parameter.device), parameter.device_mesh, parameter.placements
-                )
+            if value.shape == parameter.shape:
+                moments.setdefault(key, {})[name] = value
             else:
-                # The optimiser keeps its step count on the CPU.
-                placed = value.to(parameter.device) if value.shape == parameter.shape else value
-            state.optimizer.state[parameter][key] = placed.clone()
+                counts.setdefault(name, {})[key] = value.cpu()
+    return moments, counts
+
+
+def _read_moments(folder: Path, state: TrainingState, saved: Mapping[str, Any]) -> None:
+    groups, parameters = state.policy.groups, dict(state.policy.model.named_parameters())
+    copies = sorted(folder.glob(MOMENTS.format(copy="*")))
+    state.optimizer.state.clear()
+    for name, counts in saved["counts"].items():
+        # The optimiser keeps its step count on the CPU.
+        state.optimizer.state[parameters[name]].update({key: value.clone() for key, value in counts.items()})
+    for key, names in saved["moments"].items():
+        moments = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
+        place = copies[groups.peers.rank % len(copies)] if state.reducer.steps_locally else copies[0]
+        read_parts(moments, place / key, groups.copy.group)
+        for name, value in moments.items():
+            state.optimizer.state[parameters[name]][key] = value
+
+
+def write_parts(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Writes this rank's parts of distributed tensors; each part, and each tensor that all ranks have, is written once.
+
+    Args:
+        tensors: The same names on every rank.
+        folder: Created.
+        group: Ranks that call this together; None for one process alone.
+
+    Raises:
+        OSError: on every rank, if one cannot write.
+    """
+    with _own_errors():
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+
+
+def read_parts(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:
+    """Reads tensors in place, each rank what it holds; files may hold whole tensors or parts. See `write_parts`."""
+    with _own_errors():
+        reader = HuggingFaceStorageReader(str(folder))
+        load(dict(tensors), storage_reader=reader, process_group=group, no_dist=group is None)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raises the error of the first rank that failed instead of the library's own, which no caller expects."""
+    try:
+        with warnings.catch_warnings():
+            # It says that one process is alone.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            yield
+    except CheckpointException as error:
+        _, (first, _) = min(error.failures.items())
+        raise first from error

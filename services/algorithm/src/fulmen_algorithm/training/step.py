@@ -9,9 +9,10 @@ Legend: B lines, T positions.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,16 +31,57 @@ from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
-from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, clip_gradients, gradient_norm, layouts_of
+from fulmen_algorithm.training.parallel import (
+    AllReduce,
+    GradientReducer,
+    clip_gradients,
+    gradient_norm,
+    layouts_of,
+    wait_for,
+)
 from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
+from fulmen_algorithm.training.randomness import generators
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
 from fulmen_exchange.ranks import StepInfo
 
 
 @dataclass(slots=True, kw_only=True)
+class BatchProgress:
+    """How far a batch is trained: what other ranks need to go on with it, besides the training state.
+
+    Attributes:
+        proximal: Log-probabilities at the start of the batch, by row; None if they are not needed.
+        mismatch: Metrics of the whole batch.
+        results: Those of the steps so far.
+    """
+
+    proximal: list[list[float]] | None = None
+    mismatch: dict[str, float] = field(default_factory=dict)
+    results: list[StepResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStart:
+    """What a step changes before it is decided whether it is taken, as it was at its start.
+
+    Attributes:
+        generators: Random generators.
+        exchange: State of the exchange of gradients.
+    """
+
+    generators: Mapping[str, Any]
+    exchange: dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
 class TrainingState:
-    """The mutable state of training: policy, optimiser, schedule and counters."""
+    """The mutable state of training: policy, optimiser, schedule and counters.
+
+    Attributes:
+        batch: Progress of the newest batch.
+        step_start: Set during a step, if other ranks may be lost in it.
+    """
 
     policy: PolicyModel
     optimizer: torch.optim.Optimizer
@@ -49,6 +91,13 @@ class TrainingState:
     skipped_steps: int = 0
     norms: NormWatch = field(default_factory=NormWatch)
     critic: Critic | None = None
+    batch: BatchProgress | None = None
+    step_start: StepStart | None = None
+
+    @property
+    def tried_steps(self) -> int:
+        """Optimiser steps that were taken or skipped."""
+        return self.optimizer_steps + self.skipped_steps
 
 
 def make_state(policy: PolicyModel, settings: OptimizerSettings) -> TrainingState:
@@ -139,6 +188,7 @@ def train_batch(
     seed: int,
     current_version: int = 0,
     reference: PolicyModel | None = None,
+    begun: BatchProgress | None = None,
 ) -> list[StepResult]:
     """Takes `epochs * minibatches` steps on a batch of rows.
 
@@ -154,23 +204,21 @@ def train_batch(
         seed: Seed of the shuffling; pass another one for each batch.
         current_version: Policy version being trained.
         reference: Frozen policy of the KL penalty.
+        begun: Progress of the same batch on ranks whose state was restored; its steps are not taken again.
 
     Returns:
         One result per step taken.
     """
-    proximal: Sequence[Sequence[float]] | None = None
+    state.batch = begun = begun or _begin(state.policy, rows, settings, batch, current_version)
+    proximal: Sequence[Sequence[float]] | None = begun.proximal
     if settings.objective.proximal is Proximal.SAMPLER:
         proximal = [row.old_logprobs for row in rows]
-    elif batch.minibatches * batch.epochs > 1:
-        proximal = logprobs_of(state.policy, rows, settings=settings, trained_only=True)
     mode, critic_targets = state.policy.packing(settings.packing), None
     if state.critic is not None:
         critic_targets = state.critic.assess(rows, token_budget=settings.token_budget, mode=mode)
         rows = critic_targets.rows
-    known = proximal if settings.objective.proximal is not Proximal.SAMPLER else None
-    gap = _engine_mismatch(state.policy, rows, known, settings, current_version) if batch.measure_mismatch else {}
-    results: list[StepResult] = []
-    for number, indices in enumerate(_minibatches(rows, batch, seed)):
+    results, done = begun.results, len(begun.results)
+    for number, indices in list(enumerate(_minibatches(rows, batch, seed)))[done:]:
         results.append(
             train_step(
                 state,
@@ -190,7 +238,18 @@ def train_batch(
                 explosion_factor=settings.explosion_factor,
             )
             results[-1] = replace(results[-1], metrics={**results[-1].metrics, **metrics})
-    return [replace(result, metrics={**result.metrics, **gap}) for result in results]
+    return [replace(result, metrics={**result.metrics, **begun.mismatch}) for result in results]
+
+
+def _begin(
+    policy: PolicyModel, rows: Sequence[Row], settings: StepSettings, batch: BatchSettings, current_version: int
+) -> BatchProgress:
+    """Computes what a batch needs of the policy as it is before its first step."""
+    proximal = None
+    if settings.objective.proximal is not Proximal.SAMPLER and batch.minibatches * batch.epochs > 1:
+        proximal = logprobs_of(policy, rows, settings=settings, trained_only=True)
+    mismatch = _engine_mismatch(policy, rows, proximal, settings, current_version) if batch.measure_mismatch else {}
+    return BatchProgress(proximal=proximal, mismatch=mismatch)
 
 
 def _engine_mismatch(
@@ -234,9 +293,10 @@ def micro_batches(
 
     Each holds rows of one adapter, which is in use when the micro-batch is taken.
 
-    Where the weights are spread over the ranks, all have as many micro-batches: empty ones fill up.
+    All ranks of a copy of the weights have as many micro-batches: empty ones fill up.
     """
-    mode, ranks = policy.packing(settings.packing), policy.ranks
+    mode, ranks, copy = policy.packing(settings.packing), policy.ranks, policy.groups.copy
+    first, speeds = ranks.rank - copy.rank, policy.speeds.by_rank if policy.speeds is not None else ()
     by_adapter: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_adapter.setdefault(policy.adapter_of(row), []).append(index)
@@ -244,15 +304,17 @@ def micro_batches(
     positions = 0
     for adapter, indices in sorted(by_adapter.items()):
         part = [rows[i] for i in indices]
-        shares = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode)
+        shares = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode, speeds=speeds)
         positions += sum(layout.size_tokens for share in shares for layout in share)
-        missing = max(map(len, shares)) - len(shares[ranks.rank]) if policy.sharded else 0
+        missing = max(map(len, shares[first : first + copy.world_size])) - len(shares[ranks.rank])
         mine.append((adapter, [layout.renumbered(indices) for layout in shares[ranks.rank]], missing))
 
     def made() -> Iterator[MicroBatch]:
         for adapter, layouts, missing in mine:
             policy.use_adapter(adapter)
             for layout in layouts:
+                if ranks.way_out is not None and copy.group is None:
+                    ranks.way_out.check()
                 yield micro_batch(rows, layout, pad_token_id=policy.pad_token_id, mode=mode)
             for _ in range(missing):
                 yield empty_micro_batch(pad_token_id=policy.pad_token_id)
@@ -271,43 +333,50 @@ def _optimise(
     """Accumulates gradients over micro-batches and ranks, then steps if every number is finite and none explodes."""
     started = perf_counter()
     policy = state.policy
-    tried = state.optimizer_steps + state.skipped_steps
-    planned = tried if settings.planned_steps is None else settings.planned_steps
+    if policy.ranks.way_out is not None:
+        state.step_start = StepStart(generators=generators(), exchange=state.reducer.state())
+    planned = state.tried_steps if settings.planned_steps is None else settings.planned_steps
     rate = state.rate.at(taken=state.optimizer_steps, planned=planned, total=settings.total_steps)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     state.optimizer.zero_grad(set_to_none=True)
-    loss = 0.0
+    loss, positions = 0.0, 0
     micros, efficiency = micro_batches(policy, rows, settings)
     for micro in micros:
+        positions += 0 if micro.empty else micro.input_ids_BT.numel()
         part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
         loss += float(part.detach())
+    wait_for(policy.device)
+    compute_s = perf_counter() - started
     parameters, reducer = list(policy.model.parameters()), state.reducer
-    if not policy.sharded:
-        total = settings.total_steps or state.rate.settings.total_steps
-        progress = min(planned / total, 1.0) if total else 0.0
-        step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=perf_counter() - started)
-        reducer.reduce(parameters, policy.ranks, step_info)
+    total = settings.total_steps or state.rate.settings.total_steps
+    progress = min(planned / total, 1.0) if total else 0.0
+    step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=compute_s)
+    reducer.reduce(parameters, policy.groups.peers, step_info)
     clips = reducer.clips_sums
     norm = clip_gradients(parameters, settings.max_grad_norm) if clips else gradient_norm(parameters)
-    measured = policy.ranks.gather((loss, norm, sums))
-    loss = sum(one for one, _, _ in measured)
+    measured = policy.ranks.gather((loss, norm, sums, positions, compute_s))
+    losses, norms, sums_of_ranks, positions_of_ranks, seconds_of_ranks = zip(*measured, strict=True)
+    if policy.speeds is not None:
+        policy.speeds.note(positions_of_ranks, seconds_of_ranks)
+    loss = sum(losses)
     trained = any(row.trained_tokens for row in rows)
     # The numbers are the same on every rank, so all take or skip the step alike.
-    exploded = state.norms.explodes(measured[0][1], settings.explosion_factor)
-    finite = math.isfinite(loss) and all(math.isfinite(one) for _, one, _ in measured)
+    exploded = state.norms.explodes(norms[0], settings.explosion_factor)
+    finite = math.isfinite(loss) and all(map(math.isfinite, norms))
     skipped = not (trained and finite) or exploded
     if skipped:
         state.skipped_steps += 1
     else:
         state.optimizer.step()
         state.optimizer_steps += 1
+    state.step_start = None
     state.optimizer.zero_grad(set_to_none=True)
     reducer.on_step()
     exchanged = reducer.drain()
     tokens = sum(len(row.token_ids) for row in rows)
-    all_sums = [one for _, _, part in measured for one in part]
+    all_sums = [one for part in sums_of_ranks for one in part]
     seconds = perf_counter() - started
     return StepResult(
         loss=loss,
@@ -325,7 +394,7 @@ def _optimise(
 
 
 def _accompany(policy: PolicyModel, empty: MicroBatch, beside: PolicyModel | None) -> Tensor:
-    """Runs the passes of an empty micro-batch, so that every rank enters the same collectives.
+    """Runs the passes of an empty micro-batch, so that every rank of a copy enters the same collectives.
 
     Returns:
         A loss of 0, whose gradient is 0.

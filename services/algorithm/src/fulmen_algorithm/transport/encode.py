@@ -12,11 +12,11 @@ from fulmen.algorithm.v1 import algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.ids import DEFAULT_PROJECT
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, setting_texts, summary
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
-from fulmen_algorithm.training.checkpoints import Checkpoint
 
 
 def drafts(request: service_pb.CreateTrainingRunRequest, project: str) -> list[RunDraft]:

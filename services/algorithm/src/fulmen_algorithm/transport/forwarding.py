@@ -1,6 +1,6 @@
 """Forwards a call about a run to the algorithm service that runs it, with the caller's own token."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -17,11 +17,16 @@ BEARER = "bearer "
 
 
 class Forwarding:
-    """Calls other algorithm services."""
+    """Calls other algorithm services.
 
-    def __init__(self, tls: TlsFiles | None) -> None:
+    Attributes:
+        own_address: Returns `host:port` at which they call this one.
+    """
+
+    def __init__(self, tls: TlsFiles | None, own_address: Callable[[], str]) -> None:
         """`tls` are the files for calls to the service's own replicas."""
         self._tls = tls
+        self.own_address = own_address
 
     async def call(
         self, address: str, rpc: str, request: Any, context: grpc.aio.ServicerContext, *, limit_s: float = DEADLINE_S
@@ -41,8 +46,15 @@ class Forwarding:
         self, address: str, request: pb.WatchTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchTrainingRunResponse]:
         """Forwards a watch; see `call`."""
+        async for message in self.stream(address, TrainingRunServiceStub, "WatchTrainingRun", request, context):
+            yield message
+
+    async def stream(
+        self, address: str, service: Any, rpc: str, said: Any, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Any]:
+        """Forwards a streaming call to the rpc of a service's stub; see `call`. `said` is the request, or all of them."""
         async with self._channel(address, context) as channel:
-            stream = TrainingRunServiceStub(channel).WatchTrainingRun(request, metadata=((FORWARDED, "1"),))
+            stream = getattr(service(channel), rpc)(said, metadata=((FORWARDED, "1"),))
             try:
                 async for message in stream:
                     yield message

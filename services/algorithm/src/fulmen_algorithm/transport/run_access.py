@@ -27,6 +27,17 @@ def require_run_access(name: str) -> None:
         raise unknown_run(name)
 
 
+def require_own_run(name: str) -> None:
+    """Checks that the caller may access a run, and that its token names no other.
+
+    Raises:
+        TrainingRunNotFound: if that is not so, or the name is malformed.
+    """
+    require_run_access(name)
+    if current_caller().training_run not in ("", name):
+        raise unknown_run(name)
+
+
 class CallerRuns:
     """The runs whose gradients the caller may exchange; see `fulmen_exchange.server.runs.RunAccess`.
 

@@ -22,9 +22,10 @@ from fulmen.errors import (
     Unavailable,
 )
 from fulmen.ids import MAX_TRAINING_RUN
+from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
-from fulmen_algorithm.runs.creation.stages import checked_runs
+from fulmen_algorithm.runs.creation.stages import checked_runs, gpu_plans
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections
@@ -33,7 +34,6 @@ from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.report import Report, report
 from fulmen_algorithm.runs.run import RunState, TrainingRun
 from fulmen_algorithm.runs.worker import RunWorker
-from fulmen_algorithm.training.checkpoints import Checkpoint
 from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.transport import encode
 from fulmen_algorithm.transport.forwarding import Forwarding
@@ -57,13 +57,11 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         rules: CreationRules,
         ownership: RunOwnership,
         forwarding: Forwarding,
-        address: Callable[[], str],
     ) -> None:
         self._runs = runs
         self._worker = worker
         self._ownership = ownership
         self._forwarding = forwarding
-        self._address = address
         self._connections = connections
         self._clock = clock
         self._rules = rules
@@ -98,8 +96,17 @@ class TrainingRunServicer(TrainingRunServiceServicer):
                 run = runs[0] if request.validate_only else await self._create(runs, drafts)
         return pb.CreateTrainingRunResponse(training_run=encode.training_run(run))
 
+    async def PlanTrainingRun(
+        self, request: pb.PlanTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PlanTrainingRunResponse:
+        """Plans the GPUs of a run, and of the stages that follow it."""
+        drafts = [encode.draft(each, "") for each in (request.training_run, *request.next_stages)]
+        plans = await gpu_plans(drafts, self._rules)
+        return pb.PlanTrainingRunResponse(plans=[pb.GpuPlan(text=each.text, problems=each.problems) for each in plans])
+
     async def _create(self, runs: Sequence[TrainingRun], drafts: Sequence[RunDraft]) -> TrainingRun:
         """Records runs at the store, then here; returns the first, or that of an equal request to another service."""
+        self._runs.require_room(drafts[0].project, len(runs))
         try:
             await self._ownership.create(*runs)
         except TrainingRunExists:
@@ -302,11 +309,14 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         waiting = entry.waiting_reason
         if self._runs.waits_for_stage(entry):
             waiting = f"The run waits for the stage before it, {entry.run.stages_before[-1]}."
-        return encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=waiting)
+        message = encode.training_run(entry.run, owner_address=self._owner_address(entry), waiting=waiting)
+        engines = self._connections.engines(entry.run)
+        message.engine_count, message.ready_engine_count = engines.count, engines.ready
+        return message
 
     def _owner_address(self, entry: Entry) -> str:
         if entry.epoch:
-            return self._address()
+            return self._forwarding.own_address()
         return entry.owner_address if entry.elsewhere else ""
 
 

@@ -1,8 +1,6 @@
 """`fulmen.algorithm.v1.WeightService`."""
 
 import asyncio
-import os
-import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -21,12 +19,14 @@ from fulmen.errors import (
     Draining,
     ModelInUse,
     ModelNotFound,
+    ResourceNotFound,
     RunStorageUnavailable,
     UploadDamaged,
     UploadOffsetInvalid,
     Violation,
 )
 from fulmen.models.files import ModelFile, manifest_digest, path_problem, read_manifest
+from fulmen_algorithm.models.file_reader import FileReader
 from fulmen_algorithm.models.file_writer import FileWriter
 from fulmen_algorithm.models.model_store import ModelStore, StoredModel
 from fulmen_algorithm.models.names import PROJECT, ModelName, unknown
@@ -169,9 +169,9 @@ class WeightServicer(WeightServiceServicer):
         """Sends a range of a file."""
         with self._transfers.begin(current_caller()) as transfer:
             found = await self._found(request.source)
-            reading = await self._transfers.blocking(_Reading, found.folder, request)
+            reading = await self._transfers.blocking(_reader, found.folder, request)
             try:
-                while data := await self._transfers.blocking(reading.next):
+                while data := await self._transfers.blocking(reading.next, CHUNK_BYTES):
                     self._refuse_if_draining()
                     await transfer.moved(len(data), DOWNLOAD)
                     yield pb.DownloadChunksResponse(data=data)
@@ -179,7 +179,10 @@ class WeightServicer(WeightServiceServicer):
                 self._transfers.later(reading.close)
 
     async def _found(self, source: pb.WeightSource) -> "_Found":
+        own_run = current_caller().training_run  # an engine's
         match source.WhichOneof("source"):
+            case "model" if own_run:
+                raise unknown(source.model)
             case "model":
                 name = _own(source.model)
                 if name.is_upload:
@@ -192,6 +195,8 @@ class WeightServicer(WeightServiceServicer):
                     raise _invalid("source.form", f"{source.form} is no form that this service knows")
                 form = WeightForm(pb.WeightForm.Name(source.form).removeprefix("WEIGHT_FORM_"))
                 version = await self._versions.find(project, source.policy_version, form)
+                if own_run not in ("", version.training_run):
+                    raise ResourceNotFound("The version is not one of the run that the token names.")
                 pinned = pb.WeightSource(policy_version=version.name, project=project, form=source.form)
                 return _Found(pinned, version.folder)
             case _:
@@ -259,35 +264,21 @@ class _Sent:
                 del self._senders[self._key]
 
 
-class _Reading:
-    """A range of a file, read chunk by chunk. Blocks. Thread-safe, as `FileWriter`."""
-
-    def __init__(self, folder: Path, request: pb.DownloadChunksRequest) -> None:
-        if path_problem(request.path):
-            raise _invalid("path", "is no file of the model")
-        try:
-            self._descriptor = os.open(folder / request.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise _invalid("path", "is no file of the model") from error
-        self._working = threading.Lock()
-        size_bytes = os.fstat(self._descriptor).st_size
-        end = request.offset + (request.size_bytes or max(size_bytes - request.offset, 0))
-        if not 0 <= request.offset <= end <= size_bytes:
-            self.close()
-            raise _invalid("offset", f"the range is not in the file, which has {size_bytes} bytes")
-        self._at, self._end = request.offset, end
-
-    def next(self) -> bytes:
-        """Returns the next chunk; empty at the end."""
-        with self._working:
-            data = os.pread(self._descriptor, min(CHUNK_BYTES, self._end - self._at), self._at)
-        self._at += len(data)
-        return data
-
-    def close(self) -> None:
-        """Closes the file."""
-        with self._working:
-            os.close(self._descriptor)
+def _reader(folder: Path, request: pb.DownloadChunksRequest) -> FileReader:
+    """Opens the range of a request. Blocks."""
+    if path_problem(request.path):
+        raise _invalid("path", "is no file of the model")
+    try:
+        reader = FileReader(folder / request.path)
+    except OSError as error:
+        raise _invalid("path", "is no file of the model") from error
+    size_bytes = reader.size_bytes
+    end = request.offset + (request.size_bytes or max(size_bytes - request.offset, 0))
+    if not 0 <= request.offset <= end <= size_bytes:
+        reader.close()
+        raise _invalid("offset", f"the range is not in the file, which has {size_bytes} bytes")
+    reader.go(request.offset, end)
+    return reader
 
 
 class _Manifests:

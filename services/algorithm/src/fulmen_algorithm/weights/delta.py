@@ -17,6 +17,7 @@ Sources of the idea: sparse weight synchronisation in verl, slime and TRL (see d
 
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from fulmen_algorithm.weights.tensor_files import (
     bytes_tensor,
     combined_digest,
     empty_words,
+    layout,
     read_tensors,
     write_tensors,
 )
@@ -129,6 +131,70 @@ class DeltaSize:
         return self.changed / self.elements if self.elements else 0.0
 
 
+class DeltaWriter:
+    """Encodes a delta tensor by tensor; what it has encoded is in memory until it is written."""
+
+    def __init__(self, *, limit_bytes: float = math.inf) -> None:
+        """Makes an empty delta; no more is encoded once it has `limit_bytes`."""
+        self.digests: dict[str, str] = {}
+        """Checksums of the new tensors."""
+        self._base_digests: dict[str, str] = {}
+        self._parts: dict[str, RawTensor] = {}
+        self._entries: dict[str, Encoded] = {}
+        self._limit_bytes = limit_bytes
+        self._elements = self._full_bytes = 0
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the delta has reached its limit."""
+        return sum(part.size_bytes for part in self._parts.values()) > self._limit_bytes
+
+    def add(self, name: str, old: RawTensor, old_sha256: str, new: RawTensor) -> None:
+        """Encodes one tensor; `old_sha256` is the checksum of the old one."""
+        if self.too_large:
+            return
+        self._base_digests[name] = self.digests[name] = old_sha256
+        self._elements += new.words.size
+        self._full_bytes += new.size_bytes
+        positions = np.flatnonzero(old.words != new.words)
+        if positions.size == 0:
+            return
+        self.digests[name] = new.digest()
+        streams, labels = _smallest(old.words, new.words, positions)
+        deflated: dict[str, int] = {}
+        for kind, stream in streams.items():
+            small = _deflated(stream)
+            if small is not None:
+                deflated[kind] = stream.size
+            self._parts[f"{name}/{kind}"] = bytes_tensor(stream if small is None else small)
+        self._entries[name] = Encoded(
+            dtype=new.dtype,
+            shape=new.shape,
+            changed=positions.size,
+            deflated=deflated,
+            sha256=self.digests[name],
+            **labels,
+        )
+
+    def write(self, path: Path) -> DeltaSize:
+        """Writes the file.
+
+        Raises:
+            OSError: if the disk is full.
+        """
+        header = DeltaHeader(
+            base_sha256=combined_digest(self._base_digests),
+            sha256=combined_digest(self.digests),
+            changed=sum(entry.changed for entry in self._entries.values()),
+            elements=self._elements,
+            tensors=self._entries,
+        )
+        text = json.dumps({"format": FORMAT, **asdict(header)}, separators=(",", ":"), sort_keys=True)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        size = write_tensors(path, self._parts, {HEADER: text, HEADER_SHA256: sha256})
+        return DeltaSize(changed=header.changed, elements=header.elements, size_bytes=size, full_bytes=self._full_bytes)
+
+
 def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
     """Writes the delta from `base` to `new`.
 
@@ -138,39 +204,11 @@ def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
     """
     if layout(base.tensors) != layout(new.tensors):
         raise TensorsDiffer("The weights have other names, types or shapes than their base.")
-    parts: dict[str, RawTensor] = {}
-    entries: dict[str, Encoded] = {}
+    delta = DeltaWriter()
     for name, tensor in new.tensors.items():
-        old = base.tensors[name].words
-        positions = np.flatnonzero(old != tensor.words)
-        if positions.size == 0:
-            new.digests[name] = base.digest_of(name)
-            continue
-        streams, labels = _smallest(old, tensor.words, positions)
-        deflated: dict[str, int] = {}
-        for kind, stream in streams.items():
-            small = _deflated(stream)
-            if small is not None:
-                deflated[kind] = stream.size
-            parts[f"{name}/{kind}"] = bytes_tensor(stream if small is None else small)
-        entries[name] = Encoded(
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            changed=positions.size,
-            deflated=deflated,
-            sha256=new.digest_of(name),
-            **labels,
-        )
-    header = DeltaHeader(
-        base_sha256=base.sha256(),
-        sha256=new.sha256(),
-        changed=sum(entry.changed for entry in entries.values()),
-        elements=sum(tensor.words.size for tensor in new.tensors.values()),
-        tensors=entries,
-    )
-    text = json.dumps({"format": FORMAT, **asdict(header)}, separators=(",", ":"), sort_keys=True)
-    size = write_tensors(path, parts, {HEADER: text, HEADER_SHA256: hashlib.sha256(text.encode()).hexdigest()})
-    return DeltaSize(changed=header.changed, elements=header.elements, size_bytes=size, full_bytes=new.size_bytes)
+        delta.add(name, base.tensors[name], base.digest_of(name), tensor)
+    new.digests.update(delta.digests)
+    return delta.write(path)
 
 
 def read_header(path: Path) -> DeltaHeader:
@@ -219,11 +257,6 @@ class _Overlaid(Mapping[str, RawTensor]):
 
     def __len__(self) -> int:
         return len(self._others)
-
-
-def layout(tensors: Mapping[str, RawTensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns types and shapes by name."""
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, Bytes], dict[str, Any]]:

@@ -9,6 +9,8 @@ Files are peft's, so other engines can load them: `adapter_config.json`, `adapte
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,8 +22,10 @@ from transformers import PreTrainedModel
 from fulmen_algorithm.training.rows import UnknownRole
 from fulmen_algorithm.training.settings import LoraSettings, WeightsKind
 from fulmen_algorithm.weights.publishing import WrittenWeights
+from fulmen_algorithm.weights.sources import Source, sources_of, whole
 from fulmen_algorithm.weights.tensor_files import Weights, combined_digest, read_folder, write_tensors
-from fulmen_algorithm.weights.weight_writer import published_tensors, raw_tensor, tensor_of
+from fulmen_algorithm.weights.torch_tensors import published_tensors, raw_tensor, tensor_of
+from fulmen_exchange.ranks import Ranks
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -95,19 +99,23 @@ class Adapters:
         """Returns the weights of all adapters by their names in the model."""
         return {name: p for name, p in self._model.named_parameters() if any(mark in name for mark in _MARKS)}
 
-    def write(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> WrittenWeights:
+    def write(self, folder: Path, copy: Ranks) -> WrittenWeights | None:
         """Writes a folder with a folder for each adapter, in float32.
+
+        All ranks of a copy of the weights call it; only the first one writes and gets a result.
 
         Args:
             folder: Created.
-            tensors: Weights by their names in the model, if the model is sharded.
+            copy: The ranks of the copy.
         """
-        whole = dict(self.parameters()) if tensors is None else tensors
+        whole_ones = {name: whole(parameter).float() for name, parameter in self.parameters().items()}
+        if not copy.leads:
+            return None
         digests: dict[str, str] = {}
         size = full = 0
         for adapter in self.names:
             (folder / adapter).mkdir(parents=True)
-            found = {file: raw_tensor(whole[name].detach().float()) for name, file in self._names(adapter)}
+            found = {file: raw_tensor(whole_ones[name]) for name, file in self._names(adapter)}
             weights = Weights(tensors=found)
             digests |= {f"{adapter}/{name}": weights.digest_of(name) for name in found}
             size += write_tensors(folder / adapter / ADAPTER_FILE, found, {"format": "pt"})
@@ -137,27 +145,24 @@ class Adapters:
                 found[name] = tensor_of(weights.tensors[file], torch.float32)
         return found
 
-    def merged(
-        self, adapter: str, tensors: Mapping[str, Tensor] | None, earlier: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def merged(self, adapter: str, earlier: Mapping[str, Tensor]) -> dict[str, Source]:
         """Returns the model's weights with an adapter merged, by their names without adapters.
 
         Args:
             adapter: Its name.
-            tensors: Weights by their names in the model; None unless the model is sharded.
             earlier: Weights of adapters in the place of the present ones, as of `read`; empty for the present ones.
         """
-        whole = {**(published_tensors(self._model) if tensors is None else tensors), **earlier}
+        tensors = {**published_tensors(self._model), **earlier}
         scales = {name: p.scaling[adapter] for name, p in self._model.named_modules() if isinstance(p, LoraLayer)}
-        found: dict[str, Tensor] = {}
-        for name, tensor in whole.items():
+        found: dict[str, Source] = {}
+        for name, source in sources_of(tensors).items():
             layer, base, _ = name.partition(".base_layer.weight")
             if ".lora_" in name:
                 continue
             if base:
-                down, up = (whole[f"{layer}.lora_{side}.{adapter}.weight"].detach() for side in "AB")
-                tensor = tensor.detach() + scales[layer] * (up @ down)
-            found[name.replace(".base_layer.", ".")] = tensor.detach()
+                down, up = (tensors[f"{layer}.lora_{side}.{adapter}.weight"] for side in "AB")
+                source = replace(source, whole=partial(_merged, tensors[name], down, up, scales[layer]))
+            found[name.replace(".base_layer.", ".")] = source
         return found
 
     def _names(self, adapter: str) -> Iterator[tuple[str, str]]:
@@ -167,6 +172,11 @@ class Adapters:
                 head, found, tail = name.partition(mark)
                 if found and tail.startswith(f"{adapter}."):
                     yield name, f"{_PREFIX}{head}{mark}{tail.removeprefix(f'{adapter}.')}"
+
+
+def _merged(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
+    base = whole(weight)
+    return base + scale * (whole(up) @ whole(down)).to(base.device)
 
 
 def _unknown(settings: LoraSettings, linear: Collection[str]) -> TargetsUnknown:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.unsignedinteger]
 Bytes = NDArray[np.uint8]
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Types, as safetensors writes them, and shapes, by name."""
 
 WEIGHTS_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
@@ -121,6 +123,11 @@ def word_type(dtype: str) -> np.dtype[np.unsignedinteger]:
     return _WORDS[_ITEM_BYTES[dtype]]
 
 
+def size_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Returns the bytes of a tensor's elements."""
+    return math.prod(shape) * word_type(dtype).itemsize
+
+
 def content_of(words: Words) -> memoryview:
     """Returns the bytes of elements, without a copy if contiguous."""
     return np.ascontiguousarray(words).view(np.uint8).data
@@ -131,31 +138,57 @@ def bytes_tensor(content: Bytes) -> RawTensor:
     return RawTensor(dtype="U8", shape=(content.size,), words=content)
 
 
+class TensorFileWriter:
+    """Writes a safetensors file, one tensor after another."""
+
+    def __init__(self, path: Path, layout: Layout, metadata: Mapping[str, str]) -> None:
+        """Writes the header.
+
+        Raises:
+            OSError: if the disk is full; so do other methods.
+        """
+        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset = 0
+        for name in in_file_order(layout):
+            dtype, shape = layout[name]
+            end = offset + size_of(dtype, shape)
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
+            offset = end
+        head = json.dumps(header, separators=(",", ":")).encode()
+        head += b" " * (-len(head) % 8)
+        self._file = path.open("wb")
+        self._file.write(struct.pack("<Q", len(head)) + head)
+
+    def add(self, tensor: RawTensor) -> None:
+        """Writes the next tensor, in the order of `in_file_order`."""
+        self._file.write(content_of(tensor.words))
+
+    def close(self) -> int:
+        """Closes the file; returns its size in bytes."""
+        with self._file as file:
+            return file.tell()
+
+
+def in_file_order(layout: Layout) -> list[str]:
+    """Returns names in the order in which a file has them: wide elements first, so that each is aligned to its width."""
+    return sorted(layout, key=lambda name: (-word_type(layout[name][0]).itemsize, name))
+
+
+def layout(tensors: Mapping[str, RawTensor]) -> Layout:
+    """Returns types and shapes by name."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str]) -> int:
     """Writes a safetensors file; returns its size in bytes.
 
     Raises:
         OSError: if the disk is full.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    # Wide elements first, so that each offset is a multiple of the element's width.
-    names = sorted(tensors, key=lambda name: (-tensors[name].words.itemsize, name))
-    offset = 0
-    for name in names:
-        end = offset + tensors[name].size_bytes
-        header[name] = {
-            "dtype": tensors[name].dtype,
-            "shape": list(tensors[name].shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(head)) + head)
-        for name in names:
-            file.write(content_of(tensors[name].words))
-        return file.tell()
+    file = TensorFileWriter(path, layout(tensors), metadata)
+    for name in in_file_order(layout(tensors)):
+        file.add(tensors[name])
+    return file.close()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
@@ -168,26 +201,13 @@ def read_tensors(path: Path) -> tuple[dict[str, RawTensor], dict[str, str]]:
         TensorFileDamaged: if the file is truncated or its header is invalid.
         OSError: if it cannot be read.
     """
+    places, metadata, begin = _header(path)
     size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
-        if length > min(MAX_HEADER_BYTES, size - 8):
-            raise TensorFileDamaged(f"{path.name} is truncated, or not a safetensors file.")
-        try:
-            header = json.loads(file.read(length))
-            metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
-            places = {name: _place(entry) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TensorFileDamaged(f"The header of {path.name} is invalid.") from error
-    begin = 8 + length
-    if begin + max((end for *_, end in places.values()), default=0) != size:
-        raise TensorFileDamaged(f"{path.name} differs in size from its header.")
     content = np.memmap(path, dtype=np.uint8, mode="r", offset=begin) if size > begin else np.empty(0, np.uint8)
     found = {}
     for name, (dtype, shape, first, end) in places.items():
         words = word_type(dtype)
-        if end - first != math.prod(shape) * words.itemsize or first < 0:
+        if end - first != size_of(dtype, shape) or first < 0:
             raise TensorFileDamaged(f"{name} in {path.name} differs in size from its shape.")
         part = np.asarray(content[first:end])
         aligned = part if first % words.itemsize == 0 and begin % words.itemsize == 0 else part.copy()
@@ -208,6 +228,39 @@ def read_folder(folder: Path) -> Weights:
     for file in files:
         tensors.update(read_tensors(file)[0])
     return Weights(tensors=tensors)
+
+
+def read_layout(folder: Path) -> Layout:
+    """Reads types and shapes of the tensors in a folder's safetensors files; their headers only.
+
+    Raises:
+        TensorFileDamaged: if a file is truncated or its header is invalid.
+        OSError: if one cannot be read.
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= {name: (dtype, shape) for name, (dtype, shape, _, _) in _header(file)[0].items()}
+    return found
+
+
+def _header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]], dict[str, str], int]:
+    """Reads types, shapes and places of tensors, the metadata, and where the content begins."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
+        if length > min(MAX_HEADER_BYTES, size - 8):
+            raise TensorFileDamaged(f"{path.name} is truncated, or not a safetensors file.")
+        try:
+            header = json.loads(file.read(length))
+            metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
+            places = {name: _place(entry) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TensorFileDamaged(f"The header of {path.name} is invalid.") from error
+    begin = 8 + length
+    if begin + max((end for *_, end in places.values()), default=0) != size:
+        raise TensorFileDamaged(f"{path.name} differs in size from its header.")
+    return places, metadata, begin
 
 
 def _place(entry: Mapping[str, object]) -> tuple[str, tuple[int, ...], int, int]:

@@ -6,124 +6,156 @@ trainer's own weights are never rounded.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fulmen_algorithm.training.settings import WeightsKind
-from fulmen_algorithm.weights.delta import DELTA_FILE, TensorsDiffer, encode, layout
+from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaWriter
+from fulmen_algorithm.weights.folder_writer import ModelFolder, ToWrite, folder_writer
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.tensor_files import RawTensor, Weights, read_folder, word_type
-
-DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_UPPER_HALF = np.uint32(16)
-
-Save = Callable[[Path, Mapping[str, Tensor]], None]
-"""Writes a complete model folder with the given tensors instead of the model's own."""
+from fulmen_algorithm.weights.sources import FirstRankFailed, Source, all_bytes, own_bytes, with_each
+from fulmen_algorithm.weights.tensor_files import (
+    Bytes,
+    Layout,
+    RawTensor,
+    combined_digest,
+    read_folder,
+    read_layout,
+    size_of,
+)
+from fulmen_exchange.ranks import Ranks
 
 
-def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Returns a model's tensors by name: parameters, each once whatever names it has, and buffers that are saved."""
-    state = model.state_dict(keep_vars=True)
-    names = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
-    return {name: tensor for name, tensor in state.items() if name in names}
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    """Weights that were written: this rank's share of their bytes and, on the first rank, the checksums of tensors."""
 
-
-def raw_tensor(tensor: Tensor) -> RawTensor:
-    """Returns the words of a tensor; on the CPU they are its own memory."""
-    flat = tensor.detach().cpu().contiguous().flatten()
-    dtype = DTYPES[tensor.dtype]
-    words = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    return RawTensor(dtype=dtype, shape=tuple(tensor.shape), words=words.view(word_type(dtype)))
-
-
-def tensor_of(raw: RawTensor, dtype: torch.dtype) -> Tensor:
-    """Converts words to a tensor; bfloat16 becomes float32 bit by bit, for any number."""
-    if raw.dtype == "BF16" and dtype is torch.float32:
-        words = raw.words.astype(np.uint32)
-        words <<= _UPPER_HALF
-        return torch.from_numpy(words).view(torch.float32).reshape(raw.shape)
-    own = next(kind for kind, name in DTYPES.items() if name == raw.dtype)
-    tensor = torch.from_numpy(np.array(raw.words).view(np.uint8)).view(own)
-    return tensor.reshape(raw.shape).to(dtype)
+    layout: Layout
+    shares: dict[str, Bytes] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 class WeightWriter:
-    """Keeps the last written weights in memory, so that a delta needs no file of them."""
+    """Keeps the last written weights in memory, each rank its share, so that a delta needs no file of them."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Weights] = {}
+    def __init__(self, *, by_name: bool = False) -> None:
+        """`by_name` tells whether files are known to name tensors as the model in memory does."""
+        self._kept: dict[str, _Kept] = {}
+        self._by_name = by_name
 
-    def write(self, tensors: Mapping[str, Tensor], save: Save, folder: Path, order: WeightsOrder) -> WrittenWeights:
+    def write(
+        self,
+        sources: Mapping[str, Source],
+        model: ModelFolder,
+        folder: Path,
+        order: WeightsOrder,
+        copy: Ranks | None = None,
+    ) -> WrittenWeights | None:
         """Writes a folder: a model that an engine can load, or a delta.
 
         Args:
-            tensors: As returned by `published_tensors`.
-            save: Writes a complete folder.
+            sources: The tensors of `published_tensors`.
+            model: Writes what belongs to a complete folder besides.
             folder: Created.
             order: The request.
+            copy: Ranks that hold a copy of the weights together, and call this together; the first one writes and gets the
+                result. None for a rank that holds them alone.
 
         Raises:
             OSError: if the disk is full.
         """
-        dtype = getattr(torch, order.dtype)
-        cast = {name: t.detach().to("cpu", dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-        if order.keep:
-            # A copy, because the next step changes the weights in place.
-            cast = {name: t.clone() if t.data_ptr() == tensors[name].data_ptr() else t for name, t in cast.items()}
-        new = Weights(tensors={name: raw_tensor(tensor) for name, tensor in cast.items()})
-        base = self._kept.get(order.base_sha256)
-        written = None if base is None else _delta(base, new, folder, order)
-        if written is None:
-            save(folder, cast)
-            written = _complete(new, folder, order)
-        if order.keep and written.sha256 == new.sha256():
+        tensors = ToWrite(sources=sources, dtype=getattr(torch, order.dtype), copy=copy or Ranks())
+        base, new = self._kept.get(order.base_sha256), _Kept(layout=tensors.layout)
+        written = None
+        try:
+            if base is not None and base.layout == new.layout:
+                written = _delta(tensors, base, new, folder, order)
+            if written is None:
+                written, self._by_name = self._complete(tensors, new, model, folder, order)
+        except FirstRankFailed:
+            return None
+        if order.keep and self._by_name:
             self._kept = {k: v for k, v in self._kept.items() if k == order.base_sha256} | {written.sha256: new}
-        return written
+        return written if tensors.copy.leads else None
+
+    def _complete(
+        self, tensors: ToWrite, new: _Kept, model: ModelFolder, folder: Path, order: WeightsOrder
+    ) -> tuple[WrittenWeights, bool]:
+        """Writes a complete folder; also tells whether its files name tensors as the model does."""
+        writer = folder_writer(tensors, model, folder, by_name=self._by_name)
+
+        def take(name: str, tensor: Tensor) -> None:
+            raw = tensors.raw(name, tensor)
+            if order.keep:
+                new.shares[name] = own_bytes(raw.words.view(np.uint8), tensors.copy)
+            if tensors.copy.leads:
+                new.digests[name] = raw.digest()
+                writer.add(name, tensor)
+
+        def finish() -> tuple[WrittenWeights, bool]:
+            writer.finish()
+            return _described(folder, new, order)
+
+        return with_each(writer.order, tensors.whole, take, finish, tensors.copy)
 
 
-def _delta(base: Weights, new: Weights, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
+def _delta(tensors: ToWrite, base: _Kept, new: _Kept, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
     """Writes a delta; None if it saves too little."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        size = encode(base, new, folder / DELTA_FILE)
-    except TensorsDiffer:
-        size = None
-    if size is None or size.size_bytes > order.dense_above * size.full_bytes:
-        shutil.rmtree(folder)
-        return None
-    return WrittenWeights(
-        kind=WeightsKind.DELTA,
-        sha256=new.sha256(),
-        size_bytes=size.size_bytes,
-        full_bytes=size.full_bytes,
-        changed_share=size.changed_share,
-        base_sha256=order.base_sha256,
-    )
+    copy = tensors.copy
+    limit_bytes = order.dense_above * sum(size_of(*each) for each in new.layout.values())
+    delta = DeltaWriter(limit_bytes=limit_bytes)
+
+    def gather(name: str) -> tuple[Tensor, Bytes]:
+        return tensors.whole(name), all_bytes(base.shares[name], size_of(*new.layout[name]), copy)
+
+    def take(name: str, found: tuple[Tensor, Bytes]) -> None:
+        tensor, old = found
+        raw = tensors.raw(name, tensor)
+        if order.keep:
+            new.shares[name] = own_bytes(raw.words.view(np.uint8), copy)
+        if copy.leads:
+            before = RawTensor(dtype=raw.dtype, shape=raw.shape, words=old.view(raw.words.dtype))
+            delta.add(name, before, base.digests[name], raw)
+
+    def finish() -> WrittenWeights | None:
+        if delta.too_large:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        size = delta.write(folder / DELTA_FILE)
+        if size.size_bytes > limit_bytes:
+            shutil.rmtree(folder)
+            return None
+        new.digests.update(delta.digests)
+        return WrittenWeights(
+            kind=WeightsKind.DELTA,
+            sha256=combined_digest(new.digests),
+            size_bytes=size.size_bytes,
+            full_bytes=size.full_bytes,
+            changed_share=size.changed_share,
+            base_sha256=order.base_sha256,
+        )
+
+    return with_each(list(new.layout), gather, take, finish, copy)
 
 
-def _complete(new: Weights, folder: Path, order: WeightsOrder) -> WrittenWeights:
+def _described(folder: Path, new: _Kept, order: WeightsOrder) -> tuple[WrittenWeights, bool]:
     """Describes a complete folder; its files may name or split tensors otherwise than the model in memory does."""
     config = folder / "config.json"
     content = json.loads(config.read_text())
     if content.get("dtype") != order.dtype:
         config.write_text(json.dumps({**content, "dtype": order.dtype}, indent=2) + "\n")
-    files = read_folder(folder)
-    weights = new if layout(files.tensors) == layout(new.tensors) else files
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return WrittenWeights(
-        kind=WeightsKind.FULL, sha256=weights.sha256(), size_bytes=size, full_bytes=weights.size_bytes
+    in_files = read_layout(folder)
+    by_name = in_files == new.layout
+    sha256 = combined_digest(new.digests) if by_name else read_folder(folder).sha256()
+    written = WrittenWeights(
+        kind=WeightsKind.FULL,
+        sha256=sha256,
+        size_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        full_bytes=sum(size_of(*each) for each in in_files.values()),
     )
+    return written, by_name

@@ -53,12 +53,12 @@ class WholeAsEvents:
         """Returns the events of the answer; the input itself as an event if it is malformed."""
         answer = self._reader.whole(event)
         if self.collected.malformed:
-            return encode_event(answer.replace(b"\n", b" "))
+            return encode_event(answer)
         try:
             return b"".join(encode_event(document) for document in chunks_of(answer, usage=self._asked.stream_usage))
         except UNREADABLE:
             self.collected.malformed = True
-            return encode_event(answer.replace(b"\n", b" "))
+            return encode_event(answer)
 
     def end(self) -> bytes:
         """Returns nothing: `event` has returned everything."""

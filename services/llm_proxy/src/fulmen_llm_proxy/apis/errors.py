@@ -13,6 +13,11 @@ from fulmen_llm_proxy.apis.sse import encode_event
 CALLER_GONE = "caller_gone"
 """The `error_type` of a call whose caller disconnected before the end of its answer."""
 
+GUARD_REFUSED = "guard_refused"
+GUARD_UNAVAILABLE = "guard_unavailable"
+UNSEEN = frozenset({CALLER_GONE, GUARD_REFUSED, GUARD_UNAVAILABLE})
+"""`error_type` of calls whose answer, if there was one, the caller has not seen."""
+
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

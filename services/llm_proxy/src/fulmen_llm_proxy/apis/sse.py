@@ -18,6 +18,7 @@ DONE = b"[DONE]"
 
 _EVENT_END = re.compile(rb"\n\r?\n")
 _DATA_FIELD = b"data:"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class EventSplitter:
@@ -84,5 +85,10 @@ def event_name(event: bytes) -> str:
 
 
 def encode_event(data: bytes, name: bytes = b"") -> bytes:
-    """Returns an event with `data`, which must not contain line breaks, and an optional name."""
+    """Returns an event with a JSON document, and an optional name.
+
+    Line breaks of the document, which can only stand between its tokens, become spaces: they would end the field.
+    """
+    if b"\n" in data or b"\r" in data:
+        data = data.translate(_ONE_LINE)
     return b"event: %s\ndata: %s\n\n" % (name, data) if name else b"data: %s\n\n" % data

@@ -100,16 +100,22 @@ BYTES_PER_TOKEN: Final = 4
 _NOTHING: Final = TokenCounts(prompt=0, completion=0)
 
 
-def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
+def counts_to_reserve(request: CallRequest, *, assumed_completion: int) -> TokenCounts:
     """Returns the tokens that a call reserves: its prompt, estimated from its size, and its maximum completion.
 
     Args:
         assumed_completion: completion tokens of a call that sets no maximum.
     """
     if not request.api.is_metered:
-        return 0
+        return _NOTHING
     completion = assumed_completion if request.max_tokens is None else min(max(0, request.max_tokens), MAX_TOKENS)
-    return _prompt(request) + completion
+    return TokenCounts(prompt=_prompt(request), completion=completion)
+
+
+def tokens_to_reserve(request: CallRequest, *, assumed_completion: int) -> int:
+    """Returns the sum of `counts_to_reserve`."""
+    counts = counts_to_reserve(request, assumed_completion=assumed_completion)
+    return (counts.prompt or 0) + (counts.completion or 0)
 
 
 def used(request: CallRequest, counts: TokenCounts | None, collected: Collected | None) -> TokenCounts:

@@ -10,6 +10,7 @@ from fulmen.ids import AttemptName
 from fulmen_llm_proxy.attempts.caller import Attribution
 from fulmen_llm_proxy.attempts.guard import AttemptState, AttemptStatus, attempt_over
 from fulmen_llm_proxy.attempts.watch import AttemptChecks
+from fulmen_service_kit.security.call_terms import CallTerms
 from fulmen_service_kit.security.tokens import Caller
 
 MAX_CACHED: Final = 10_000
@@ -47,7 +48,9 @@ class AttemptCache:
             epoch=attempt.number,
             mode=status.mode,
             expires_s=caller.expires_s,
-            token_budget=caller.token_budget,
+            terms=CallTerms(
+                token_budget=caller.terms.token_budget, training_run=status.training_run, agent=status.agent
+            ),
         )
 
     async def _fetch(self, attempt: AttemptName, caller: Caller) -> AttemptStatus:

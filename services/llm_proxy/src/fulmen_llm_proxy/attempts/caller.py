@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 
+from fulmen_service_kit.security.call_terms import NO_TERMS, CallTerms
 from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
 
@@ -17,7 +19,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
         expires_s: Unix time at which its key expires, seconds.
-        token_budget: maximum number of tokens its calls may use; 0 applies the project's budget.
+        terms: what limits its calls.
     """
 
     attempt: str
@@ -25,7 +27,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     mode: str
     expires_s: float = math.inf
-    token_budget: int = 0
+    terms: CallTerms = NO_TERMS
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +37,24 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         project: project that the call is made for: its limits apply.
         models_of: project whose models it may call; `ALL_PROJECTS` for a token of all projects that names none.
         attribution: the attempt that the call belongs to; None if the caller is not an attempt.
+        key_id: id of its token; empty for an attempt key.
     """
 
     project: str
     models_of: str
     attribution: Attribution | None
+    key_id: str = ""
+
+    def subjects(self) -> Iterator[str]:
+        """Yields whose budgets pay for its calls, as in `SpendBudget.subject`."""
+        terms = NO_TERMS if self.attribution is None else self.attribution.terms
+        yield "project"
+        if self.key_id:
+            yield f"key/{self.key_id}"
+        if terms.training_run:
+            yield f"run/{terms.training_run.rpartition('/')[2]}"
+        if terms.agent.startswith("resources/"):
+            yield f"agent/{terms.agent.split('/')[1]}"
 
     @property
     def attempt(self) -> str:
@@ -62,6 +77,11 @@ def caller_of(token: TokenCaller, project: str = "") -> Caller:
             epoch=token.epoch,
             mode=token.mode,
             expires_s=token.expires_s,
-            token_budget=token.token_budget,
+            terms=token.terms,
         )
-    return Caller(project=project or token.own_project, models_of=project or token.project, attribution=attribution)
+    return Caller(
+        project=project or token.own_project,
+        models_of=project or token.project,
+        attribution=attribution,
+        key_id=token.token_id,
+    )

@@ -34,11 +34,13 @@ class AttemptState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
-    """Status of an attempt in the store; project and mode are empty if it was not found."""
+    """Status of an attempt in the store, and what it belongs to, which is empty if it was not found."""
 
     state: AttemptState
     project: str = ""
     mode: str = ""
+    training_run: str = ""
+    agent: str = ""
 
 
 @dataclass(slots=True, eq=False)

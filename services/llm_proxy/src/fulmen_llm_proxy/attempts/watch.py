@@ -61,6 +61,8 @@ class AttemptChecks:
                 state=_STATES.get(result.status, AttemptState.LIVE),
                 project=result.project,
                 mode=_MODES.get(result.mode, ""),
+                training_run=result.training_run,
+                agent=result.agent,
             )
             for result in answer.results
         ]

@@ -52,13 +52,14 @@ class BackendKeys:
         self._stored = keys
 
     def headers(self, backend: Backend) -> dict[str, str]:
-        """Returns the headers that carry a backend's key; empty for a backend without one.
+        """Returns the headers that the operator sends to a backend: its own, and its key.
 
         Raises:
             BackendUnavailable: if the proxy does not have the key, or may not send it to the backend's host.
         """
+        headers = dict(backend.headers)
         if not backend.key_name:
-            return {}
+            return headers
         name = backend.key_name
         entry = self._configured.get(name) or self._stored.get(name) or self._defaults.get(name)
         if entry is None:
@@ -70,8 +71,8 @@ class BackendKeys:
             raise unavailable(backend.id, text)
         key = entry.key.get_secret_value()
         if backend.dialect is Dialect.ANTHROPIC:
-            return {"x-api-key": key}
-        return {"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"}
+            return headers | {"x-api-key": key}
+        return headers | ({"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"})
 
 
 def _is_among(url: str, hosts: Sequence[str]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
+from typing import Protocol
 
 import msgspec
 import msgspec.structs
@@ -32,7 +33,12 @@ from fulmen_llm_proxy.translation.messages_to_chat import MessagesToChat
 from fulmen_llm_proxy.translation.responses_to_chat import ResponsesToChat
 from fulmen_llm_proxy.translation.translator import Translator
 
-_TRANSLATORS: Mapping[tuple[ApiName, ApiName], Callable[[], Translator]] = {
+
+class _MakeTranslator(Protocol):
+    def __call__(self, *, drops: bool) -> Translator: ...
+
+
+_TRANSLATORS: Mapping[tuple[ApiName, ApiName], _MakeTranslator] = {
     (ApiName.RESPONSES, ApiName.CHAT): ResponsesToChat,
     (ApiName.MESSAGES, ApiName.CHAT): MessagesToChat,
     (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
@@ -54,6 +60,7 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
         stream: whether the backend is asked for a stream.
         whole_as_stream: whether the caller wants a stream but the backend is asked for a complete answer;
             `reader.event` then takes that answer and returns the stream.
+        dropped: names of parameters of the caller's request that the backend's API cannot express.
     """
 
     api: Api
@@ -64,6 +71,7 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     whole_as_stream: bool
     reader: AnswerReader
+    dropped: tuple[str, ...] = ()
 
     def whole(self, body: bytes) -> bytes:
         """Returns a complete answer in the caller's API; as a stream if `whole_as_stream`.
@@ -124,18 +132,20 @@ def plan_call(
     whole_as_stream = request.stream and captured and api.name not in PROFILES[backend.engine].ids_in_streams
     make_reader = WholeAsEvents if whole_as_stream else api.reader
     reader: AnswerReader
+    dropped: list[str] = []
     if len(steps) == 1:
         asked = (
             request.asked if captured else msgspec.structs.replace(EVERYTHING, stream_usage=request.asked.stream_usage)
         )
         reader = make_reader(asked)
     else:
-        translators = [_TRANSLATORS[step]() for step in pairwise(steps)]
+        translators = [_TRANSLATORS[step](drops=backend.drop_params) for step in pairwise(steps)]
         try:
             fields = _translated(fields, translators, stream=request.stream)
         except RecursionError:
             raise ArgumentInvalid("The request is nested too deeply.") from None
         reader = TranslatedReader(make_reader(_asked_by(translators)), translators)
+        dropped = [name for translator in translators for name in translator.unsupported.dropped]
     if whole_as_stream:
         fields = {name: value for name, value in fields.items() if name not in _OF_STREAMS}
     stream = request.stream and not whole_as_stream
@@ -148,6 +158,7 @@ def plan_call(
         stream=stream,
         whole_as_stream=whole_as_stream,
         reader=reader,
+        dropped=tuple(dropped),
     )
 
 

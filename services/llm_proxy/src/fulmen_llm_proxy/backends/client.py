@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,9 +33,13 @@ from fulmen_llm_proxy.routing.table import Backend, Choice
 KEEP_ALIVE_S = 4.0
 """Less than the 5 s after which uvicorn, and thus vLLM, closes an idle connection."""
 
+SILENCE_LIMIT_S = 20
+"""Seconds without a sign of a backend's machine after which a connection to it is broken. A busy backend's machine gives signs."""
+
 _ANTHROPIC_VERSION = "2023-06-01"
 _ANSWERED = 200
-_TOO_MANY_REQUESTS = 429
+_NO_FAILURE = (408, 429)
+"""Statuses of requests that a backend did not serve although it works."""
 _SERVER_ERROR = 500
 
 
@@ -166,7 +172,7 @@ class BackendClient:
             raise
         if answer.status >= _SERVER_ERROR:
             state.failed(period, f"http_{answer.status}")
-        elif answer.status == _TOO_MANY_REQUESTS:
+        elif answer.status in _NO_FAILURE:
             state.breaker.abandoned(period)
         else:
             state.answered(period)
@@ -239,6 +245,26 @@ class PatientHandler(ResponseHandler):
     _read_at = 0.0
     _timed_s: float | None = None
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, silence_limit_s: int = SILENCE_LIMIT_S) -> None:
+        """Notes after how long a silent machine counts as gone, seconds."""
+        super().__init__(loop=loop)
+        self._silence_limit_s = silence_limit_s
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Has the kernel end the connection if the backend's machine is silent, while it is open."""
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        # Unanswered data and unanswered probes; names that a platform lacks are left out.
+        for level, name, value in (
+            (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+            (socket.IPPROTO_TCP, "TCP_KEEPIDLE", self._silence_limit_s // 2),
+            (socket.IPPROTO_TCP, "TCP_KEEPINTVL", self._silence_limit_s // 4),
+            (socket.IPPROTO_TCP, "TCP_KEEPCNT", 2),
+            (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 1000 * self._silence_limit_s),
+        ):
+            if connection is not None and (option := getattr(socket, name, None)) is not None:
+                connection.setsockopt(level, option, value)
+
     def start_timeout(self) -> None:
         """Restarts the timer."""
         self._drop_timeout()
@@ -267,10 +293,10 @@ class PatientHandler(ResponseHandler):
 class _CleanConnector(aiohttp.TCPConnector):
     """Discards connections that received data after their last answer, which would be read as the next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_limit_s: int) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-        handler: type[ResponseHandler] = PatientHandler
-        self._factory = partial(handler, loop=self._loop)
+        handler: Callable[..., ResponseHandler] = PatientHandler
+        self._factory = partial(handler, loop=self._loop, silence_limit_s=silence_limit_s)
 
     async def _get(self, *args: Any) -> Connection | None:  # Any: the library's own arguments, passed through
         while (connection := await super()._get(*args)) is not None:
@@ -280,15 +306,18 @@ class _CleanConnector(aiohttp.TCPConnector):
         return None
 
 
-def open_session(*, connect_timeout_s: float, first_byte_timeout_s: float) -> aiohttp.ClientSession:
+def open_session(
+    *, connect_timeout_s: float, first_byte_timeout_s: float, silence_limit_s: int = SILENCE_LIMIT_S
+) -> aiohttp.ClientSession:
     """Opens the connection pool; to be called in the event loop that will use it.
 
     Args:
         connect_timeout_s: connect timeout, seconds.
         first_byte_timeout_s: read timeout before the first byte of an answer, and within a complete one, seconds.
+        silence_limit_s: see `SILENCE_LIMIT_S`; at least 4.
     """
     return aiohttp.ClientSession(
-        connector=_CleanConnector(),
+        connector=_CleanConnector(silence_limit_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=first_byte_timeout_s),
         headers={"Accept-Encoding": "identity", "Content-Type": "application/json"},

@@ -7,10 +7,13 @@ backend's state only until the next probe.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import aiohttp
 import structlog
 
+from fulmen.errors import BackendUnavailable
+from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.routing.backend_state import UNKNOWN, BackendState, BackendStates
 from fulmen_llm_proxy.routing.engines import PROFILES, LoadMetrics, root_of
 from fulmen_llm_proxy.routing.table import Backend
@@ -36,28 +39,35 @@ class HealthProbe:
         self,
         *,
         session: aiohttp.ClientSession,
+        keys: BackendKeys,
         tables: TableHolder,
         states: BackendStates,
         interval_s: float,
         timeout_s: float,
+        cache_share: float,
     ) -> None:
         """Initializes the role.
 
         Args:
+            keys: the proxy's own keys for backends, for metrics that ask for one.
             interval_s: pause between two rounds, seconds.
             timeout_s: timeout of a probe, seconds.
+            cache_share: share of an engine's cache that the attempts of this process may fill.
         """
         self._session = session
+        self._keys = keys
         self._tables = tables
         self._states = states
         self._interval_s = interval_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._cache_share = cache_share
         self._wrong_paths: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Probes until cancelled."""
         while True:
             await self.probe_once()
+            self._states.sweep()
             await asyncio.sleep(self._interval_s)
 
     async def probe_once(self) -> None:
@@ -93,15 +103,17 @@ class HealthProbe:
             _forget_load(state)
             return
         try:
-            status, text = await self._get(backend, profile.metrics_path)
-        except _FAILURES:
+            status, text = await self._get(backend, profile.metrics_path, self._keys.headers(backend))
+        except (*_FAILURES, BackendUnavailable):
             status, text = 0, b""
         waiting, cache_use = read_load(text, profile.load) if status == 200 else (UNKNOWN, float(UNKNOWN))
         state.set_engine_load(waiting, cache_use)
+        if status == 200:  # the size of the cache outlives a probe that fails
+            state.row.set_cache_tokens(int(read_cache_tokens(text, profile.load) * self._cache_share))
 
-    async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
+    async def _get(self, backend: Backend, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         url = root_of(backend.base_url) + path
-        async with self._session.get(url, timeout=self._timeout, allow_redirects=False) as answer:
+        async with self._session.get(url, timeout=self._timeout, allow_redirects=False, headers=headers) as answer:
             body = bytearray()
             async for piece in answer.content.iter_any():
                 body += piece
@@ -127,6 +139,11 @@ def read_load(text: bytes, metrics: LoadMetrics) -> tuple[int, float]:
         int(sum(waiting)) if waiting else UNKNOWN,
         sum(cache) / len(cache) if cache else float(UNKNOWN),
     )
+
+
+def read_cache_tokens(text: bytes, metrics: LoadMetrics) -> int:
+    """Reads the size of the key-value cache, tokens, summed over series; 0 if not reported."""
+    return sum(map(int, metrics.cache_tokens.findall(text)))
 
 
 def _samples(text: bytes, name: str) -> list[float]:

@@ -14,16 +14,19 @@ from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptTie
 from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.backends.client import BackendAnswer
+from fulmen_llm_proxy.calls.answer_headers import headers_of_call
 from fulmen_llm_proxy.calls.answer_memory import AnswerMemory
 from fulmen_llm_proxy.calls.answer_writer import AnswerWriter, DisconnectWatch, Header
 from fulmen_llm_proxy.calls.failures import SOURCE_HEADER, Refused, call_error, code_of, headers_of, status_of
 from fulmen_llm_proxy.calls.gate import Gate
+from fulmen_llm_proxy.calls.guarding import CallGuards
 from fulmen_llm_proxy.calls.planner import CallPlanner, note_version
 from fulmen_llm_proxy.calls.recorder import CallRecorder
 from fulmen_llm_proxy.calls.running_call import CallHead, RunningCall
 from fulmen_llm_proxy.calls.sender import FIRST_TRY, CallSender
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.routing.balancing import CallAffinity
+from fulmen_llm_proxy.routing.late_routes import LateRoutes
 from fulmen_llm_proxy.routing.table import RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_service_kit.http.wire import JSON_TYPE, CallerGone
@@ -41,10 +44,12 @@ class CallPipeline:
         gate: Gate,
         guard: AttemptGuard,
         tables: TableHolder,
+        late_routes: LateRoutes,
         planner: CallPlanner,
         sender: CallSender,
         memory: AnswerMemory,
         recorder: CallRecorder,
+        guards: CallGuards,
         max_event_bytes: int,
     ) -> None:
         """Sets the stages of a call.
@@ -52,13 +57,15 @@ class CallPipeline:
         Args:
             max_event_bytes: largest single event of a stream.
         """
-        self._gate = gate
+        self.gate = gate
         self._guard = guard
         self._tables = tables
+        self._late_routes = late_routes
         self._planner = planner
         self._sender = sender
         self._memory = memory
         self._recorder = recorder
+        self._guards = guards
         self._max_event_bytes = max_event_bytes
         self._running: set[RunningCall] = set()
         tables.follow(self._note_versions)
@@ -77,6 +84,7 @@ class CallPipeline:
         self._running.add(call)
         self._recorder.begin(call)
         attribution = caller.attribution
+        writer = self._guards.guarded(call, writer)
         try:
             if attribution is None:
                 await self._answer(call, writer)
@@ -97,6 +105,15 @@ class CallPipeline:
             self._running.discard(call)
             self._recorder.finish(call)
 
+    async def await_route(self, model: str, caller: Caller) -> None:
+        """Waits for the route of a model that another replica has just published; see `LateRoutes`.
+
+        Raises:
+            Unavailable: if the store has the route, and this replica does not follow in time.
+        """
+        if not self._tables.current.serves(model, caller.models_of):
+            await self._late_routes.await_route(model, caller.models_of)
+
     def reject(self, attempt: str, error: FulmenError | Refused) -> None:
         """Counts a request of an attempt, or of another caller if it is empty, that is refused before it becomes a call."""
         self._recorder.reject(error)
@@ -106,11 +123,13 @@ class CallPipeline:
         request = api.parse(body)
         attribution = caller.attribution
         try:
-            permit = self._gate.admit(caller, request)
+            permit = self.gate.admit(caller, request)
         except (FulmenError, Refused) as error:
             self._recorder.charge_not_served(caller.attempt, error)
             raise
-        place = None if attribution is None else place_of(head.trace_parent, attribution.attempt)
+        place = (
+            None if attribution is None else place_of(head.trace_parent, attribution.attempt, span_id=head.request_id)
+        )
         return RunningCall(
             request=request,
             caller=caller,
@@ -132,7 +151,9 @@ class CallPipeline:
                 note_version(call.choice, call.plan, table)
 
     async def _send(self, call: RunningCall) -> BackendAnswer:
-        memory, route = self._memory, self._tables.current.routes.get(call.request.model)
+        memory, model = self._memory, call.request.model
+        await self.await_route(model, call.caller)
+        route = self._tables.current.routes.get(model)
         cacheable = memory.serves(route, call.caller)
         if cacheable:
             with contextlib.suppress(BackendUnavailable):  # the sender then tries the fallbacks
@@ -146,6 +167,7 @@ class CallPipeline:
 
     async def _answer(self, call: RunningCall, writer: AnswerWriter) -> None:
         async with writer.watch() as watch:
+            await self._guards.before(call)
             answer = await self._send(call)
             plan = answer.dispatch.plan
             if plan is not call.plan:
@@ -159,7 +181,7 @@ class CallPipeline:
                 call.status = answer.status
                 if answer.status != 200:
                     call.error_type = f"backend_{answer.status}"
-                    await _pass_refusal(plan, answer, writer, watch)
+                    await _pass_refusal(call, plan, answer, writer, watch)
                     return
                 call.answered = True
                 if plan.whole_as_stream:
@@ -180,7 +202,7 @@ class CallPipeline:
         self, call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
     ) -> None:
         call.answering = True
-        await writer.begin(answer.content_type, answer.headers)
+        await writer.begin(answer.content_type, [*answer.headers, *headers_of_call(call)])
         reader = plan.reader
         splitter = EventSplitter(self._max_event_bytes)
         chunk: bytes = answer.body
@@ -208,8 +230,10 @@ def _conversation(caller: Caller, head: CallHead) -> str | None:
     return f"{caller.project}/conversations/{head.conversation}" if head.conversation else None
 
 
-async def _pass_refusal(plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch) -> None:
-    extra: list[Header] = [(SOURCE_HEADER, b"backend"), *answer.headers]
+async def _pass_refusal(
+    call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
+) -> None:
+    extra: list[Header] = [(SOURCE_HEADER, b"backend"), *answer.headers, *headers_of_call(call)]
     body = plan.refusal(answer.status, answer.body)
     watch.settle()
     await writer.whole(answer.status, body, answer.content_type if body is answer.body else JSON_TYPE, extra)
@@ -226,7 +250,7 @@ async def _pass_whole(
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
     watch.settle()
-    await writer.whole(200, passed, answer.content_type, answer.headers)
+    await writer.whole(200, passed, answer.content_type, [*answer.headers, *headers_of_call(call, whole=True)])
 
 
 async def _pass_whole_as_stream(
@@ -236,7 +260,7 @@ async def _pass_whole_as_stream(
     passed = plan.whole(answer.body)
     call.answering = True
     call.first_byte_s = time.perf_counter() - call.started
-    await writer.begin(_EVENT_STREAM, answer.headers)
+    await writer.begin(_EVENT_STREAM, [*answer.headers, *headers_of_call(call, whole=True)])
     await writer.piece(passed)
     watch.settle()
     await writer.end()
@@ -246,7 +270,8 @@ async def _report(call: RunningCall, error: FulmenError | Refused, writer: Answe
     """Reports an error to the caller: as the answer, or within the stream that has started."""
     api, reported = call.request.api, call_error(error)
     if not call.answering or isinstance(error, Refused):
-        await writer.whole(reported.status, error_document(reported, api.dialect), JSON_TYPE, headers_of(error))
+        extra = [*headers_of(error), *headers_of_call(call)]
+        await writer.whole(reported.status, error_document(reported, api.dialect), JSON_TYPE, extra)
         return
     last, sequence = b"", 0
     if api.name is ApiName.RESPONSES and call.plan is not None:

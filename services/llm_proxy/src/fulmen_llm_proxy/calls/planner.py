@@ -5,11 +5,13 @@ from __future__ import annotations
 from fulmen.errors import ModelLimitExceeded
 from fulmen_llm_proxy.apis.api import ApiName
 from fulmen_llm_proxy.apis.collected import PolicyChange
+from fulmen_llm_proxy.apis.usage import BYTES_PER_TOKEN
 from fulmen_llm_proxy.backends.call_plan import CallPlan, plan_call
 from fulmen_llm_proxy.backends.client import Dispatch
 from fulmen_llm_proxy.calls.response_ids import StoredResponseRouter
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.routing.backend_state import BackendStates
+from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.retry import NextTry
 from fulmen_llm_proxy.routing.table import Choice, RoutingTable
 from fulmen_llm_proxy.routing.table_holder import TableHolder
@@ -40,7 +42,7 @@ class CallPlanner:
             choice = self._choose(call, next_try)
         else:
             choice = self._responses.choice(self._tables.current, request.model, stored)
-            call.permit.enter(choice.backend)
+            call.permit.enter(choice.backend, choice.target)
         attribution = call.caller.attribution
         mode = "" if attribution is None else attribution.mode
         plan = plan_call(
@@ -80,13 +82,24 @@ class CallPlanner:
         while True:
             choice = self._tables.current.choose(model, call.affinity, self._states, avoid)
             try:
-                call.permit.enter(choice.backend)
+                call.permit.enter(choice.backend, choice.target)
             except ModelLimitExceeded:
                 if choice.backend.id in avoid or len(choice.variant.replicas) == 1:
                     raise
                 avoid |= {choice.backend.id}
             else:
+                if not avoid:
+                    self._seat(call, choice, model)
                 return choice
+
+    def _seat(self, call: RunningCall, choice: Choice, model: str) -> None:
+        """Seats the attempt at the backend, if that is of use: to be found again, or to be let in by turns."""
+        if choice.route.balancing is not Balancing.STICKY or not call.affinity.is_named:
+            return
+        row = self._states.of(choice.backend.id).row
+        if len(choice.variant.replicas) > 1 or row.cache_tokens:
+            seat = self._states.seats.take(call.affinity.attempt, model, row)
+            call.permit.sit(seat, call.size_bytes // BYTES_PER_TOKEN)
 
 
 def note_version(choice: Choice, plan: CallPlan, table: RoutingTable) -> None:

@@ -10,6 +10,7 @@ from fulmen_llm_proxy.apis.usage import token_counts
 from fulmen_llm_proxy.calls.app_calls import AppCalls
 from fulmen_llm_proxy.calls.failures import Refused, code_of, is_infrastructure, is_throttled, status_of
 from fulmen_llm_proxy.calls.running_call import RunningCall
+from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
@@ -27,18 +28,21 @@ class CallRecorder:
         ledger: AttemptLedger,
         queue: CaptureQueue,
         app_calls: AppCalls,
+        stale: StaleEngines,
         traces: CallTraces | None,
     ) -> None:
         """Sets the accounts.
 
         Args:
             app_calls: those of calls without an attempt.
+            stale: judges the policy versions of answers.
             traces: the operator's traces; None if traces are not exported.
         """
         self._metrics = metrics
         self._ledger = ledger
         self._queue = queue
         self._app_calls = app_calls
+        self._stale = stale
         self._traces = traces
 
     def begin(self, call: RunningCall) -> None:
@@ -87,6 +91,8 @@ class CallRecorder:
         )
         if call.error_type:
             metrics.failed(call.error_type, call.status)
+        if collected is not None and call.choice is not None and not call.from_cache:
+            self._stale.judge(call.choice, collected)
         attribution = call.caller.attribution
         if attribution is None or call.place is None:
             self._app_calls.finish(call, collected, elapsed_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.calls.answer_cache import Recording
 from fulmen_llm_proxy.calls.gate import Permit
-from fulmen_llm_proxy.capture.span_place import SpanPlace
+from fulmen_llm_proxy.capture.span_place import SpanPlace, new_span_id
 from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.table import Choice
 
@@ -26,18 +27,22 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a request.
 
     Attributes:
+        request_id: id of the request, which its caller is told: that of the call's span.
         trace_parent: the W3C `traceparent` header as received; may be empty.
         agent_name: name or role of the calling agent, as the caller states it; may be empty.
         resend_count: how many times the caller's client has sent this request before, as the client states it.
         pass_on: headers to forward to the backend.
         conversation: id of the conversation, as the caller states it; empty if it states none.
+        timeout_s: how long the caller waits for its answer, as its client states it, seconds; None if it does not.
     """
 
+    request_id: str = msgspec.field(default_factory=new_span_id)
     trace_parent: str = ""
     agent_name: str = ""
     resend_count: int = 0
     pass_on: Mapping[str, str] = msgspec.field(default_factory=dict)
     conversation: str = ""
+    timeout_s: float | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +55,7 @@ class RunningCall:
         models: the models whose routes may serve it, its own first; empty until the fallbacks are needed.
         from_cache: whether the answer came from the answer cache.
         recording: collects the answer for the cache; None if it is not to be cached.
+        tries: how often it was sent to a backend.
         choice: the target of its latest try.
         plan: the plan of its latest try.
         answered: whether a backend answered with 200.
@@ -70,6 +76,7 @@ class RunningCall:
     models: tuple[str, ...] = ()
     from_cache: bool = False
     recording: Recording | None = None
+    tries: int = 0
     choice: Choice | None = None
     plan: CallPlan | None = None
     answered: bool = False
@@ -79,3 +86,8 @@ class RunningCall:
     answering: bool = False
     was_cut_off: bool = False
     counts: TokenCounts | None = None
+
+    def patience_s(self) -> float | None:
+        """Returns how much longer the caller waits, seconds; None if it does not say."""
+        timeout_s = self.head.timeout_s
+        return None if timeout_s is None else timeout_s - (time.perf_counter() - self.started)

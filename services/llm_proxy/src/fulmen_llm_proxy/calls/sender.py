@@ -18,11 +18,19 @@ from fulmen_llm_proxy.calls.planner import CallPlanner
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates, QueueFull
-from fulmen_llm_proxy.routing.retry import Failed, NextTry, Recovery, RetryPolicy, retry_after_s
+from fulmen_llm_proxy.routing.retry import (
+    Failed,
+    NextTry,
+    Recovery,
+    RetryPolicy,
+    is_retryable,
+    may_be_its_own_fault,
+    retry_after_s,
+)
+from fulmen_llm_proxy.routing.seats import Seat
 from fulmen_llm_proxy.routing.table import Backend
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 
-_RETRYABLE = frozenset({429, 502, 503, 504})
 FIRST_TRY = NextTry(route=0)
 _BREAKER = "breaker"
 _QUEUE_RETRY_AFTER_S = 2.0
@@ -70,8 +78,9 @@ class CallSender:
     async def send(self, call: RunningCall) -> BackendAnswer:
         """Returns the first good answer, or the last outcome if none arrives in time.
 
-        After a failed connection another replica is tried at once; after status 429, 502, 503 or 504 or a broken
-        answer, after a back-off. Then the fallback routes are tried, and all of it again until the retry deadline.
+        After a failed connection another replica is tried at once; after a status that `is_retryable`, or a broken answer,
+        after a back-off. Then the fallback routes are tried, and all of it again until the retry deadline, which comes
+        before the caller leaves.
 
         Raises:
             BackendUnavailable: if the last try got no answer.
@@ -101,7 +110,7 @@ class CallSender:
             outcome = TryFailed(kind=_BREAKER, error=error, dispatch=first)
         else:
             outcome = await self._try(call, FIRST_TRY, first)
-        if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
+        if isinstance(outcome, BackendAnswer) and not is_retryable(outcome.status):
             return outcome
         outcome = await self._recover(call, outcome)
         if isinstance(outcome, TryFailed):
@@ -126,7 +135,7 @@ class CallSender:
     async def _recover(self, call: RunningCall, outcome: _Outcome) -> _Outcome:
         choice = None if outcome.dispatch is None else outcome.dispatch.choice
         routes = self._planner.count_routes(call, choice)
-        recovery = Recovery(routes=routes, policy=self._retry, random=random.random)
+        recovery = Recovery(routes=routes, policy=self._retry.within(call.patience_s()), random=random.random)
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
@@ -146,7 +155,7 @@ class CallSender:
                 self._metrics.retried(cause)
             planned = self._plan(call, next_try)
             outcome = planned if isinstance(planned, TryFailed) else await self._try(call, next_try, planned)
-            if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
+            if isinstance(outcome, BackendAnswer) and not is_retryable(outcome.status):
                 return outcome
 
     def _failed(self, outcome: _Outcome) -> Failed:
@@ -160,8 +169,12 @@ class CallSender:
             return Failed(
                 backend_id=dispatch.backend.id, replicas=replicas, at_once=outcome.at_once, again=outcome.again
             )
-        wait_s = retry_after_s(outcome.retry_after, self._states.wall_clock())
-        return Failed(backend_id=dispatch.backend.id, replicas=replicas, retry_after_s=wait_s)
+        return Failed(
+            backend_id=dispatch.backend.id,
+            replicas=replicas,
+            own_fault=may_be_its_own_fault(outcome.status),
+            retry_after_s=retry_after_s(outcome.retry_after, self._states.wall_clock()),
+        )
 
     async def _within_budget(self, failed: Failed, recovery: Recovery, started: float) -> bool:
         """Waits until the retry budget of the failing backend allows another try; False if the deadline comes first."""
@@ -173,7 +186,7 @@ class CallSender:
         try:
             while not state.budget.take(state.requests):
                 delay_s = recovery.delay_s()
-                if loop.time() + delay_s > started + self._retry.deadline_s:
+                if loop.time() + delay_s > started + recovery.policy.deadline_s:
                     return False
                 await asyncio.sleep(delay_s)
         finally:
@@ -189,7 +202,11 @@ class CallSender:
     async def _ask(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch) -> _Outcome:
         backend = dispatch.backend
         state = self._states.of(backend.id)
-        if self._is_held(backend) or not state.try_acquire(backend.max_in_flight):
+        if (
+            self._is_held(backend)
+            or _waits_for_turn(call, state) is not None
+            or not state.try_acquire(backend.max_in_flight)
+        ):
             try:
                 admitted = await self._acquire(call, next_try, dispatch)
             except FulmenError as error:  # raised by planning again
@@ -197,28 +214,29 @@ class CallSender:
             if isinstance(admitted, TryFailed):
                 return admitted
             dispatch, state = admitted
+        call.tries += 1
         return await self._client.ask(dispatch, state)
 
     async def _acquire(
         self, call: RunningCall, next_try: NextTry, dispatch: Dispatch
     ) -> tuple[Dispatch, BackendState] | TryFailed:
-        """Waits for a slot of the backend and the end of a hold; returns the plan that the slot is for."""
+        """Waits for a slot, the attempt's turn and the end of a hold; returns the plan that the slot is for."""
         while True:
             if self._is_held(dispatch.backend):
                 dispatch = await self._hold_over(call, next_try)
             backend = dispatch.backend
             state = self._states.of(backend.id)
+            if (seat := _waits_for_turn(call, state)) is not None:
+                if state.row.waiting >= self._limits.max_waiting:
+                    return self._queue_refused(dispatch)
+                await seat.turn()  # at most until the call's deadline
+                dispatch = self._planner.plan(call, next_try)
+                continue
             try:
                 async with asyncio.timeout(self._limits.queue_timeout_s):
                     waited = await state.acquire(backend.max_in_flight, max_waiting=self._limits.max_waiting)
             except (TimeoutError, QueueFull):
-                self._metrics.queue_refused()
-                error = ModelLimitExceeded(
-                    f"Backend '{backend.id}' has no free slot.",
-                    backend=f"backends/{backend.id}",
-                    retry_after_s=_QUEUE_RETRY_AFTER_S,
-                )
-                return TryFailed(kind="queue", error=error, dispatch=dispatch, again=False)
+                return self._queue_refused(dispatch)
             if not waited:
                 return dispatch, state
             # The routing table may have changed during the wait.
@@ -230,6 +248,16 @@ class CallSender:
             if dispatch.backend.id == backend.id and not self._is_held(dispatch.backend):
                 return dispatch, state
             state.release()
+
+    def _queue_refused(self, dispatch: Dispatch) -> TryFailed:
+        self._metrics.queue_refused()
+        backend_id = dispatch.backend.id
+        error = ModelLimitExceeded(
+            f"Backend '{backend_id}' has no free slot.",
+            backend=f"backends/{backend_id}",
+            retry_after_s=_QUEUE_RETRY_AFTER_S,
+        )
+        return TryFailed(kind="queue", error=error, dispatch=dispatch, again=False)
 
     def _is_held(self, backend: Backend) -> bool:
         return backend.hold_until_s > 0 and backend.hold_until_s > self._states.wall_clock()
@@ -275,7 +303,9 @@ class CallSender:
             give_up(tries)
 
     def _second(self, call: RunningCall, next_try: NextTry, dispatch: Dispatch) -> Coroutine[Any, Any, _Outcome] | None:
-        """Returns a try at another replica; None if no healthy replica has retry budget left."""
+        """Returns a try at another replica; None if no healthy replica has retry budget left, or it is not its turn."""
+        if (seat := call.permit.seat) is not None and seat.waits:
+            return None
         planned = self._plan(call, NextTry(route=next_try.route, avoid=next_try.avoid | {dispatch.backend.id}))
         if isinstance(planned, TryFailed) or planned.backend.id == dispatch.backend.id:
             return None
@@ -283,6 +313,14 @@ class CallSender:
         if not state.breaker.admits or not state.budget.take(state.requests):
             return None
         return self._ask(call, next_try, planned)
+
+
+def _waits_for_turn(call: RunningCall, state: BackendState) -> Seat | None:
+    """Returns the seat at the backend whose turn has not come; where nothing is gained by a wait, nobody waits."""
+    seat = call.permit.seat
+    if seat is None or seat.row is not state.row or seat.may_call or not state.is_busy or not state.breaker.admits:
+        return None
+    return seat
 
 
 def _unplanned(error: FulmenError, next_try: NextTry) -> TryFailed:
@@ -309,7 +347,7 @@ async def _first_good(tries: list[asyncio.Task[_Outcome]]) -> asyncio.Task[_Outc
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             outcome = None if task.exception() else task.result()
-            if isinstance(outcome, BackendAnswer) and outcome.status not in _RETRYABLE:
+            if isinstance(outcome, BackendAnswer) and not is_retryable(outcome.status):
                 return task
         if not pending:
             return done.pop()

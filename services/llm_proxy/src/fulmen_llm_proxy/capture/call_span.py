@@ -17,7 +17,7 @@ from fulmen.ids import span_id_of
 from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen_llm_proxy.apis.api import UNREADABLE, Api
 from fulmen_llm_proxy.apis.collected import Fields
-from fulmen_llm_proxy.apis.errors import CALLER_GONE
+from fulmen_llm_proxy.apis.errors import UNSEEN
 from fulmen_llm_proxy.capture import genai
 from fulmen_llm_proxy.capture.decode import Captured
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
@@ -152,7 +152,7 @@ def _add_circumstances(span: Span, call: FinishedCall) -> None:
         add_number(span, RESEND_COUNT_ATTRIBUTE, call.resend_count)
     if call.error_type:
         _add_text(span, genai.ERROR_TYPE, call.error_type)
-    if call.error_type == CALLER_GONE:
+    if call.error_type in UNSEEN:
         _new(span, CLIENT_GONE_ATTRIBUTE).bool_value = True
     if call.first_byte_s is not None:
         add_real(span, genai.RESPONSE_FIRST_CHUNK_S, call.first_byte_s)

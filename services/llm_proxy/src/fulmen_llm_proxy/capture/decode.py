@@ -218,6 +218,23 @@ def _reported(collected: Collected, index: int) -> msgspec.Raw | None:
     return collected.choices[index].weight_versions or collected.weight_versions
 
 
+def oldest_reported(collected: Collected) -> int | None:
+    """Returns the oldest policy version that the backend reports for a token of the answer; None if it reports none."""
+    try:
+        found = [
+            part.version
+            for index in collected.choices
+            if (reported := _reported(collected, index)) is not None
+            for part in _VERSIONS.decode(reported)
+            if part.end > part.start
+        ]
+        if collected.end_version is not None:
+            found.append(_VERSION.decode(collected.end_version))
+    except UNREADABLE:
+        return None  # the capture says that it is malformed
+    return min(found, default=None)
+
+
 def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, ...]:
     """Returns the versions active during a complete answer; empty if there was only one."""
     versions = [default_version, *(change.version for change in collected.policy_changes)]

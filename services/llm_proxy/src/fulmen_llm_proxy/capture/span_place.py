@@ -1,5 +1,7 @@
 """The position of a call's span in its trace, chosen before the call and sent to the backend.
 
+The span's id is the id of the request, which its caller is told.
+
 Source: W3C Trace Context, section 3.2. No OpenTelemetry SDK: a call costs two random numbers.
 """
 
@@ -36,14 +38,20 @@ class SpanPlace(msgspec.Struct, frozen=True, kw_only=True):
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
-def place_of(trace_parent: str, attempt: str) -> SpanPlace:
-    """Returns the position of a new span: below the caller's, or in the trace of the rollout.
+def new_span_id() -> str:
+    """Returns the id of a new span: 16 hexadecimal digits, never all 0."""
+    return f"{random.getrandbits(64) or 1:016x}"
+
+
+def place_of(trace_parent: str, attempt: str, *, span_id: str = "") -> SpanPlace:
+    """Returns the position of a span: below the caller's, or in the trace of the rollout.
 
     Args:
         trace_parent: the caller's `traceparent`; ignored if malformed.
         attempt: `projects/{project}/rollouts/{rollout}/attempts/{n}`.
+        span_id: its id; empty for a new one.
     """
-    span_id = f"{random.getrandbits(64) or 1:016x}"
+    span_id = span_id or new_span_id()
     named = _named(trace_parent)
     if named is not None:
         return SpanPlace(trace_id=named[1], span_id=span_id, parent_id=named[2], flags=named[3])

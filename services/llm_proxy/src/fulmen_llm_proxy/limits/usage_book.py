@@ -8,7 +8,7 @@ no tokens and no cost are lost. One event loop owns the book.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -19,6 +19,10 @@ BATCH_KEYS: Final = 5_000
 
 UsageKey = tuple[str, str, str, str]
 """Names of project, attempt, model and backend; attempt and backend may be empty."""
+
+
+SpendKey = tuple[str, str, int]
+"""Project, subject and period of a budget, as in `fulmen.store.v1.SpendBudget`."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class UsageBatch:
 
     sequence: int
     counts: Mapping[UsageKey, UsageCounts]
+    spend: Mapping[SpendKey, int]
 
 
 class UsageBook:
@@ -63,6 +68,7 @@ class UsageBook:
         self._counts: dict[UsageKey, UsageCounts] = {}
         self._batch: UsageBatch | None = None
         self._rests: dict[tuple[str, str, str], float] = {}
+        self._spend: dict[SpendKey, float] = {}
         self._sequence = 0
         self.total = UsageCounts()
         """Total usage since the process started."""
@@ -72,9 +78,11 @@ class UsageBook:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def count(self, key: UsageKey, counts: UsageCounts) -> None:
-        """Adds a call's usage; takes ownership of `counts`."""
+    def count(self, key: UsageKey, counts: UsageCounts, budgets: Iterable[SpendKey] = ()) -> None:
+        """Adds a call's usage, and its cost to budgets; takes ownership of `counts`."""
         self.total.add(counts)
+        for each in budgets:
+            self._spend[each] = self._spend.get(each, 0.0) + counts.cost_micros
         self._count(key, counts)
 
     def _count(self, key: UsageKey, counts: UsageCounts) -> None:
@@ -93,7 +101,8 @@ class UsageBook:
         if self._batch is None and self._counts:
             self._sequence += 1
             keys = list(islice(self._counts, BATCH_KEYS))
-            self._batch = UsageBatch(sequence=self._sequence, counts={key: self._take(key) for key in keys})
+            counts = {key: self._take(key) for key in keys}
+            self._batch = UsageBatch(sequence=self._sequence, counts=counts, spend=self._take_spend())
         return self._batch
 
     def acknowledge(self) -> None:
@@ -109,6 +118,20 @@ class UsageBook:
             counts.cost_micros = math.floor(cost)
             self._rests[place] = cost - counts.cost_micros
         return counts
+
+    def unreported_micros(self, budget: SpendKey) -> float:
+        """Returns the cost of a budget that the store has not acknowledged."""
+        sent = 0 if self._batch is None else self._batch.spend.get(budget, 0)
+        return sent + self._spend.get(budget, 0.0)
+
+    def _take_spend(self) -> dict[SpendKey, int]:
+        """Removes the whole micro-dollars of the budgets of a batch; the fractions stay for the next one."""
+        taken = {key: math.floor(self._spend[key]) for key in islice(self._spend, BATCH_KEYS)}
+        for key, micros in taken.items():
+            rest = self._spend.pop(key) - micros
+            if rest:
+                self._spend[key] = rest  # behind the others
+        return {key: micros for key, micros in taken.items() if micros}
 
     @property
     def is_empty(self) -> bool:

@@ -16,6 +16,7 @@ import structlog
 from fulmen.errors import ArgumentInvalid, FulmenError, Unimplemented
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import model_limits_pb2, usage_service_pb2, usage_service_pb2_grpc
+from fulmen_llm_proxy.limits.budgets import Budgets
 from fulmen_llm_proxy.limits.limiter import CallLimiter, CallLimits, LimitKey, ProjectLimits, Window
 from fulmen_llm_proxy.limits.sliding_count import SLOT_S
 from fulmen_llm_proxy.limits.usage_book import UsageBatch, UsageBook
@@ -42,6 +43,7 @@ class UsageSync:
         instance_id: str,
         usage: UsageBook,
         limiter: CallLimiter,
+        budgets: Budgets,
         clock: StoreClock,
         interval_s: float = INTERVAL_S,
     ) -> None:
@@ -55,6 +57,7 @@ class UsageSync:
         self._instance_id = instance_id
         self._usage = usage
         self._limiter = limiter
+        self._budgets = budgets
         self._clock = clock
         self._interval_s = interval_s
         self._lock = asyncio.Lock()
@@ -119,6 +122,7 @@ class UsageSync:
             self._limiter.forget_minute()
         limits = {each.project: project_limits(each.limits) for each in answer.limits}
         self._limiter.set_projects({project: each for project, each in limits.items() if each})
+        self._budgets.set_all({each.project: each.limits.budgets for each in answer.limits})
         self._limiter.apply_remote(int(store_s // SLOT_S), [_window(each) for each in answer.others])
         keys = {window.key[2]: window.key for window in windows if window.key[2]}
         stored = {keys[each.attempt]: each.token_count for each in answer.attempts if each.attempt in keys}
@@ -173,6 +177,10 @@ def _request(
                 ),
             )
             for (project, attempt, model, backend), counts in ({} if batch is None else batch.counts).items()
+        ],
+        spend=[
+            usage_service_pb2.SpendDelta(project=project, subject=subject, period=period, cost_micros=micros)  # type: ignore[arg-type]
+            for (project, subject, period), micros in ({} if batch is None else batch.spend).items()
         ],
         windows=[
             usage_service_pb2.LimitWindow(

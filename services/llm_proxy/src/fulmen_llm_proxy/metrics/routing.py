@@ -45,6 +45,17 @@ class RoutingMetrics(Collector):
         self._cache = Counter(
             "fulmen_llm_proxy_cache_lookups", "Lookups in the answer cache.", ["outcome"], registry=registry
         )
+        self._stale = Counter(
+            "fulmen_llm_proxy_stale_answers",
+            "Answers with an older policy version than the one that their backend is said to serve.",
+            ["backend"],
+            registry=registry,
+        )
+        self._steps_back = Counter(
+            "fulmen_llm_proxy_lower_promotions",
+            "Promotions of a lower policy version than its targets served, such as after a rollback.",
+            registry=registry,
+        )
         registry.register(self)
 
     def retried(self, cause: str) -> None:
@@ -62,6 +73,14 @@ class RoutingMetrics(Collector):
     def queue_refused(self) -> None:
         """Counts a try for which the backend had no free slot in time."""
         self._queue_refusals.inc()
+
+    def found_stale(self, backend_id: str) -> None:
+        """Counts an answer with an older policy version than its backend is said to serve."""
+        self._stale.labels(backend_id).inc()
+
+    def stepped_back(self) -> None:
+        """Counts a promotion of a lower policy version than its targets served."""
+        self._steps_back.inc()
 
     def looked_up(self, outcome: str) -> None:
         """Counts a cache lookup, `hit` or `miss`."""
@@ -84,7 +103,12 @@ class RoutingMetrics(Collector):
         )
         waiting = GaugeMetricFamily(
             "fulmen_llm_proxy_backend_waiting",
-            "Calls waiting for a slot of a backend or for the end of its hold.",
+            "Calls waiting for a slot of a backend, for the end of its hold, or for their attempt's turn.",
+            labels=["backend"],
+        )
+        attempts = GaugeMetricFamily(
+            "fulmen_llm_proxy_backend_attempts",
+            "Attempts that stay with a backend, those that wait for their turn included.",
             labels=["backend"],
         )
         engine = GaugeMetricFamily(
@@ -98,6 +122,7 @@ class RoutingMetrics(Collector):
                 breaker.add_metric([backend_id, one], float(one is now))
             in_flight.add_metric([backend_id], state.in_flight)
             waiting.add_metric([backend_id], state.waiting)
+            attempts.add_metric([backend_id], len(state.row.seats))
             if state.engine_waiting != UNKNOWN:
                 engine.add_metric([backend_id], state.engine_waiting)
-        yield from (breaker, in_flight, waiting, engine)
+        yield from (breaker, in_flight, waiting, attempts, engine)

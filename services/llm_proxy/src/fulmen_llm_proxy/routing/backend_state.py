@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 from fulmen_llm_proxy.routing.breaker import Breaker, BreakerState
 from fulmen_llm_proxy.routing.retry import RetryBudget
+from fulmen_llm_proxy.routing.seats import Row, Seats
 
 UNKNOWN = -1
 _SATURATED_WAITING = 16
 _SATURATED_CACHE = 0.95
+_BUSY = 4
+"""Calls in flight that keep an engine computing even if each prompt must be computed anew, as that takes about a quarter of
+a call."""
 
 
 class QueueFull(Exception):
@@ -32,11 +36,13 @@ class BackendState:
         engine_waiting: requests waiting inside the engine; UNKNOWN if not reported.
         engine_cache_usage: share of its key-value cache in use; 0 to 1; UNKNOWN if not reported.
         is_saturated: whether another call would only wait in the engine, or evict the cache of others.
+        row: the attempts that are seated at it.
     """
 
     wall_clock: Callable[[], float]
     breaker: Breaker
     budget: RetryBudget
+    row: Row
     in_flight: int = 0
     load: int = 0
     held: int = 0
@@ -51,8 +57,8 @@ class BackendState:
 
     @property
     def waiting(self) -> int:
-        """Number of calls waiting for a slot or for the end of a hold."""
-        return len(self._waiting) + self.held
+        """Number of calls waiting for a slot, for the end of a hold, or for their attempt's turn."""
+        return len(self._waiting) + self.held + self.row.waiting
 
     def set_engine_load(self, waiting: int, cache_use: float) -> None:
         """Sets the load that the engine reports; UNKNOWN for values that it does not report."""
@@ -103,6 +109,17 @@ class BackendState:
                 turn.set_result(None)
                 return
         self.in_flight -= 1
+        self.wake_next()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls enough are in flight to keep an engine computing."""
+        return self.in_flight >= _BUSY
+
+    def wake_next(self) -> None:
+        """Lets attempts whose turn has not come go on while the engine is not busy."""
+        if not self.is_busy:
+            self.row.wake_next(_BUSY - self.in_flight)
 
     def begin(self) -> int:
         """Counts a call that is sent; returns the breaker's period."""
@@ -123,7 +140,11 @@ class BackendState:
 
 
 class BackendStates:
-    """The states of all backends that were called, by backend id."""
+    """The states of all backends that were called, by backend id, and the seats of attempts at them.
+
+    Attributes:
+        seats: the seats of all attempts.
+    """
 
     def __init__(self, *, recheck_s: float, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         """Creates an empty collection.
@@ -136,6 +157,7 @@ class BackendStates:
         self._recheck_s = recheck_s
         self._clock = clock
         self.wall_clock = wall_clock
+        self.seats = Seats(clock=clock)
         self._states: dict[str, BackendState] = {}
 
     def of(self, backend_id: str) -> BackendState:
@@ -146,6 +168,7 @@ class BackendStates:
                 wall_clock=self.wall_clock,
                 breaker=Breaker(clock=self._clock, recheck_s=self._recheck_s),
                 budget=RetryBudget(clock=self._clock),
+                row=Row(backend_id),
             )
         return state
 
@@ -158,8 +181,17 @@ class BackendStates:
         return iter(list(self._states.items()))
 
     def keep_only(self, backend_ids: Iterable[str]) -> None:
-        """Drops the states of removed backends that have no calls."""
+        """Drops the states of removed backends that have no calls; all calls that wait are routed again."""
         kept = set(backend_ids)
         for backend_id, state in list(self._states.items()):
+            state.row.wake_all()
             if backend_id not in kept and state.load == 0:
                 del self._states[backend_id]
+
+    def sweep(self) -> None:
+        """Gives up unused seats; calls that wait at a backend with an open breaker are routed again."""
+        self.seats.sweep()
+        for state in self._states.values():
+            if not state.breaker.admits:
+                state.row.wake_all()
+            state.wake_next()

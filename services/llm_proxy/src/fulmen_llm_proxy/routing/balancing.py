@@ -1,9 +1,11 @@
 """Chooses the replica of a variant for a call.
 
-Sticky balancing is rendezvous hashing with bounded loads: every replica gets a score from the call's key, and the best
-score wins among the replicas that have less than 1.25 times their share of the calls in flight. A key stays where
-its prefix is cached, a replica that joins or leaves moves only its own keys, and no replica is much busier than the
-others.
+With sticky balancing an attempt stays where it is seated (`seats.py`): a new one where the fewest are, by weight.
+
+Calls without an attempt, and prompts that are kept together by their beginning, are placed by rendezvous hashing with
+bounded loads: every replica gets a score from the call's key, and the best score wins among the replicas that have less
+than 1.25 times their share of the calls in flight. A key stays where its prefix is cached, a replica that joins or
+leaves moves only its own keys, and no replica is much busier than the others.
 
 Sources: V. Mirrokni, M. Thorup, M. Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018); C. Schindelhauer,
 G. Schomaker, "Weighted distributed hash tables" (SPAA 2005).
@@ -19,13 +21,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.routing.backend_state import BackendState, BackendStates
 from fulmen_llm_proxy.routing.breaker import BreakerState
+from fulmen_llm_proxy.routing.seats import Seat
 
 LOAD_FACTOR = 1.25
 
@@ -37,6 +41,8 @@ _MIX_SECOND = 0xD6E8FEB86659FD93
 
 _SYSTEM_FIELDS = ("system", "instructions")
 _PROMPT_FIELDS = ("messages", "input", "prompt")
+_USER_FIELD = "user"
+_MESSAGE_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _ROLE = re.compile(rb'"role"')
 _MESSAGES = 2
 """Messages that count as the beginning of a conversation, which the rollouts of a group share."""
@@ -100,14 +106,20 @@ def key_of(data: bytes) -> int:
 class CallAffinity:
     """The keys by which a call is bound to the place where its prompt is cached; computed on first use."""
 
-    __slots__ = ("_attempt", "_attempt_key", "_fields", "_prefix_key")
+    __slots__ = ("_attempt", "_attempt_key", "_conversation_key", "_fields", "_prefix_key")
 
     def __init__(self, attempt: str | None, fields: Fields) -> None:
-        """Sets the attempt's name, None without an attempt, and the fields of the request."""
+        """Sets the name of the attempt or conversation, None without either, and the fields of the request."""
+        self._conversation_key: int | None = None
         self._attempt = attempt
         self._fields = fields
         self._attempt_key: int | None = None
         self._prefix_key: int | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the call belongs to an attempt or conversation."""
+        return self._attempt is not None
 
     @property
     def attempt(self) -> int:
@@ -117,11 +129,47 @@ class CallAffinity:
         return self._attempt_key
 
     @property
+    def conversation(self) -> int:
+        """64 bits, equal for all calls of an attempt, or of a conversation that goes on; random without messages."""
+        if self._attempt is not None:
+            return self.attempt
+        if self._conversation_key is None:
+            said = conversation_beginning(self._fields)
+            self._conversation_key = key_of("\0".join(said).encode("utf-8", "replace")) if said else self.attempt
+        return self._conversation_key
+
+    @property
     def prefix(self) -> int:
         """64 bits, equal for all calls whose prompts share their beginning."""
         if self._prefix_key is None:
             self._prefix_key = key_of(prompt_beginning(self._fields))
         return self._prefix_key
+
+
+def conversation_beginning(fields: Fields) -> list[str]:
+    """Returns the texts of a conversation up to the first message of its user, and who that is; empty without messages.
+
+    Texts alone: clients may send a message again in another form, such as with a mark of what to cache.
+    """
+    try:
+        messages = [_MESSAGE_LIST.decode(fields[name]) for name in _PROMPT_FIELDS if name in fields]
+        said = [_text(msgspec.json.decode(fields[name])) for name in (_USER_FIELD, *_SYSTEM_FIELDS) if name in fields]
+        for raw in messages[0]:
+            message = msgspec.json.decode(raw)
+            if not isinstance(message, dict) or "role" not in message:
+                return []
+            said.append(_text(message.get("content")))
+            if message["role"] == "user":
+                break
+    except (*UNREADABLE, IndexError):
+        return []
+    return said if messages[0] else []
+
+
+def _text(content: Any) -> str:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def prompt_beginning(fields: Fields) -> bytes:
@@ -185,12 +233,17 @@ def pick(
     affinity: CallAffinity,
     balancing: Balancing,
     avoid: Collection[str] = (),
+    seat: Seat | None = None,
 ) -> Replica:
     """Chooses a replica.
 
     Skips, while others are left, the replicas to avoid, those that are held, those whose breaker is open, and those
     whose engine is saturated. If more than half of the breakers are open, breakers are ignored: the local network is
     then a likelier cause than so many failing backends.
+
+    Args:
+        seat: where the attempt is seated. It stays there, even if the engine is saturated, unless the replica is skipped, or
+            its turn there has not come and another engine has room.
     """
     if len(replicas) == 1:
         return replicas[0]
@@ -203,10 +256,20 @@ def pick(
         candidates.append((replica, state))
     if not healthy:
         candidates = _healthy(candidates, states.wall_clock, avoid)
-        if len(candidates) == 1:
-            return candidates[0][0]
+    if seat is not None:
+        roomy = [] if seat.may_call else [one for one in candidates if one[1].row.has_room(seat.tokens)]
+        if not roomy:
+            for replica, state in candidates:
+                if state.row is seat.row:
+                    return replica
+        candidates = roomy or candidates
+    if not healthy:
+        candidates = [one for one in candidates if not one[1].is_saturated] or candidates
     if balancing is Balancing.LEAST_OUTSTANDING:
-        return _least_outstanding(candidates, affinity.attempt)
+        return _least(candidates, affinity.attempt, lambda state: state.load)
+    if balancing is Balancing.STICKY and affinity.is_named and not avoid:
+        free = [one for one in candidates if one[1].load < one[0].max_in_flight]
+        return _least(free or candidates, affinity.attempt, lambda state: len(state.row.seats))
     key = affinity.prefix if balancing is Balancing.PREFIX_CACHE else affinity.attempt
     return rendezvous(within_bound(candidates), key)
 
@@ -221,7 +284,7 @@ def _healthy(candidates: list[_Candidate], wall_clock: Callable[[], float], avoi
     admitted = [one for one in candidates if one[1].breaker.admits]
     if len(admitted) < len(candidates) and not _panic(everyone):
         candidates = admitted or candidates
-    return [one for one in candidates if not one[1].is_saturated] or candidates
+    return candidates
 
 
 def _panic(candidates: list[_Candidate]) -> bool:
@@ -249,7 +312,7 @@ def within_bound(candidates: Sequence[_Candidate]) -> list[Replica]:
     return free or full
 
 
-def _least_outstanding(candidates: Sequence[_Candidate], key: int) -> Replica:
-    loads = [(state.load + 1) / replica.weight for replica, state in candidates]
+def _least(candidates: Sequence[_Candidate], key: int, load: Callable[[BackendState], int]) -> Replica:
+    loads = [(load(state) + 1) / replica.weight for replica, state in candidates]
     lowest = min(loads)
     return rendezvous([one[0] for one, load in zip(candidates, loads, strict=True) if load == lowest], key)

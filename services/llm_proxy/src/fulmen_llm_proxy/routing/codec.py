@@ -32,6 +32,8 @@ ROUTE_KIND = "route"
 BACKEND_KIND = "backend"
 CONTENT_TYPE = "application/x-protobuf"
 
+_VERSIONED = re.compile(r"[^/:]/v\d+[^/]*$")
+
 _ENGINES = {
     backend_pb2.ENGINE_UNSPECIFIED: Engine.UNKNOWN,
     backend_pb2.ENGINE_VLLM: Engine.VLLM,
@@ -115,6 +117,7 @@ def decode_route(message: route_pb2.Route) -> Route:
         cached=message.cached,
         project=message.project,
         recording=_recording(message.recording) if message.HasField("recording") else None,
+        rolling_versions=message.rolling_versions,
     )
 
 
@@ -176,7 +179,7 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
     dialect = Dialect.ANTHROPIC if message.dialect == backend_pb2.DIALECT_ANTHROPIC else Dialect.OPENAI
     return Backend(
         id=message.name.removeprefix("backends/"),
-        base_url=message.base_url.rstrip("/"),
+        base_url=_base_url(message.base_url, dialect),
         dialect=dialect,
         azure=message.dialect == backend_pb2.DIALECT_AZURE_OPENAI,
         api_version=message.api_version,
@@ -190,7 +193,16 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
         engine=_ENGINES[message.engine],
         health_path=message.health_path,
         hold_until_s=message.hold_until_time.ToNanoseconds() / _NS_PER_S,
+        stale_version=message.stale_version,
+        headers=tuple((name.lower(), value) for name, value in sorted(message.headers.items())),
+        drop_params=message.drop_params,
     )
+
+
+def _base_url(url: str, dialect: Dialect) -> str:
+    """Returns the URL with the API's version: Anthropic's clients take their base URL without it, so operators do, too."""
+    url = url.rstrip("/")
+    return url if dialect is not Dialect.ANTHROPIC or _VERSIONED.search(url) else f"{url}/v1"
 
 
 def _apis(message: backend_pb2.Backend, dialect: Dialect) -> frozenset[ApiName]:

@@ -16,6 +16,7 @@ serving_completions}.py` and its metrics collector), read, not run: it needs a G
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,10 +41,12 @@ class LoadMetrics:
     Attributes:
         waiting: gauge of requests waiting inside the engine.
         cache_use: gauge of the share of the key-value cache in use, 0 to 1.
+        cache_tokens: matches the size of the key-value cache, tokens, as its group.
     """
 
     waiting: str
     cache_use: str
+    cache_tokens: re.Pattern[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ PROFILES: Mapping[Engine, EngineProfile] = {
         load=LoadMetrics(
             waiting="vllm:num_requests_waiting",
             cache_use="vllm:kv_cache_usage_perc",
+            cache_tokens=re.compile(rb'^vllm:cache_config_info\{[^\n]*kv_cache_size_tokens="(\d{1,12})"', re.MULTILINE),
         ),
     ),
     # A streamed chat completion that asks for token ids is refused with 400. Metrics need `--enable-metrics`.
@@ -85,6 +89,7 @@ PROFILES: Mapping[Engine, EngineProfile] = {
         load=LoadMetrics(
             waiting="sglang:num_queue_reqs",
             cache_use="sglang:token_usage",
+            cache_tokens=re.compile(rb"^sglang:max_total_num_tokens(?:\{[^\n]*\})? (\d{1,12})\b", re.MULTILINE),
         ),
     ),
     Engine.FULMEN: EngineProfile(ids_in_streams=_BOTH, health_path="/health"),

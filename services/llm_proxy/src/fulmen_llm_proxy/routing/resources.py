@@ -10,9 +10,10 @@ from typing import TypeVar
 
 import structlog
 
-from fulmen.errors import EtagMismatch, FulmenError, NotFound, Unavailable
+from fulmen.errors import DeadlineExceeded, EtagMismatch, FulmenError, NotFound, ResourceNotFound, Unavailable
 from fulmen.ids import uuid7
 from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.store.v1 import resource_pb2, resource_service_pb2, resource_service_pb2_grpc
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.codec import (
@@ -47,11 +48,12 @@ class Document:
     kind: str
     version: int
     content: bytes
+    size_bytes: int
 
     @property
     def is_removed(self) -> bool:
         """Whether the version has no content, which marks a removed route or backend."""
-        return not self.content
+        return not self.size_bytes
 
 
 class ResourceCache:
@@ -174,7 +176,9 @@ def _keep_latest(documents: dict[str, Document], resource: resource_pb2.Resource
     resource_id = resource.name.split("/")[1]
     held = documents.get(resource_id)
     if held is None or held.version < resource.version:
-        documents[resource_id] = Document(kind=resource.kind, version=resource.version, content=resource.content)
+        documents[resource_id] = Document(
+            kind=resource.kind, version=resource.version, content=resource.content, size_bytes=resource.size_bytes
+        )
 
 
 class ResourceWriter:
@@ -191,12 +195,14 @@ class ResourceWriter:
     ) -> None:
         self._stub = resource_service_pb2_grpc.ResourceServiceStub(channel)
         self._project = project
-        self._resources = resources
-        self._tables = tables
+        self.resources = resources
+        self.tables = tables
         self._deadline_s = deadline_s
+        self.changing = asyncio.Lock()
+        """Held while a change is made, so that each starts from the result of the one before."""
 
-    async def change(self, kind: str, make: Callable[[], Mapping[str, bytes]]) -> None:
-        """Publishes a new version of each resource that `make` returns, atomically.
+    async def change(self, make: Callable[[], Mapping[str, bytes]]) -> None:
+        """Publishes a new version of each route or backend that `make` returns by resource id, atomically.
 
         `make` starts from this replica's documents. If another replica has changed one meanwhile, nothing is published,
         and `make` is called again with that change; also if it misses one, which another replica may have just published.
@@ -211,7 +217,7 @@ class ResourceWriter:
             if not contents:
                 return
             try:
-                await self._await_versions(await self._publish(kind, contents))
+                await self._await_versions(await self._publish(contents))
             except EtagMismatch as error:
                 if attempt == _MAX_CHANGES:
                     raise
@@ -229,8 +235,29 @@ class ResourceWriter:
         try:
             return read()
         except NotFound:
-            await self._await_versions({**await self._stored(BACKEND_KIND), **await self._stored(ROUTE_KIND)})
+            await self.refresh()
             return read()
+
+    async def refresh(self) -> None:
+        """Waits until this replica's table is as new as the store.
+
+        Raises:
+            Unavailable: if the store cannot be reached, or the table does not follow in time.
+        """
+        await self._await_versions({**await self._stored(BACKEND_KIND), **await self._stored(ROUTE_KIND)})
+
+    async def catch_up(self, resource_id: str) -> None:
+        """Waits until this replica's table is as new as the store in one resource; the store may have none.
+
+        Raises:
+            Unavailable: if the store has it, and the table does not follow in time.
+        """
+        request = resource_service_pb2.GetResourcesRequest(names=[f"resources/{resource_id}"], project=self._project)
+        try:
+            answer = await self._stub.GetResources(request, timeout=self._deadline_s)
+        except (ResourceNotFound, Unavailable, DeadlineExceeded):
+            return  # While the store is unavailable, the last table stays in use.
+        await self._await_versions({resource_id: answer.resources[0].version})
 
     async def _stored(self, kind: str) -> dict[str, int]:
         """Returns the latest version of every resource of a kind in the store."""
@@ -245,18 +272,18 @@ class ResourceWriter:
                 return found
             request.page_token = answer.next_page_token
 
-    async def _publish(self, kind: str, contents: Mapping[str, bytes]) -> dict[str, int]:
+    async def _publish(self, contents: Mapping[str, bytes]) -> dict[str, int]:
         resources = [
             resource_pb2.ResourceVersion(
                 name=f"resources/{resource_id}",
                 project=self._project,
-                kind=kind,
+                kind=resource_id.partition(".")[0],
                 content_type=CONTENT_TYPE,
                 content=content,
             )
             for resource_id, content in contents.items()
         ]
-        held = {resource_id: self._resources.documents.get(resource_id) for resource_id in contents}
+        held = {resource_id: self.resources.documents.get(resource_id) for resource_id in contents}
         request = resource_service_pb2.PublishResourcesRequest(
             resources=resources,
             request_id=str(uuid7()),
@@ -275,7 +302,7 @@ class ResourceWriter:
         try:
             async with asyncio.timeout(self._deadline_s):
                 for resource_id, version in versions.items():
-                    await self._tables.has_version(resource_id, version)
+                    await self.tables.has_version(resource_id, version)
         except TimeoutError:
             raise Unavailable("The change is stored, but this replica has not applied it yet.") from None
 
@@ -286,6 +313,5 @@ class ResourceWriter:
             ResourceNotFound: if the version does not exist.
         """
         name = f"resources/{resource_id}/versions/{version}"
-        request = resource_service_pb2.GetResourcesRequest(names=[name], project=self._project)
-        answer = await self._stub.GetResources(request, timeout=self._deadline_s)
-        return bytes(answer.resources[0].content)
+        (found,) = await read_resources(self._stub, [name], project=self._project, timeout=self._deadline_s)
+        return bytes(found.content)

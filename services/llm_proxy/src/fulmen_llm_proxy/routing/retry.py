@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 MAX_RETRY_AFTER_S = 30.0
+PATIENCE_S = 10.0
+"""How long a caller is kept waiting by retries that does not say how long it waits: less than clients' usual 30 s."""
+_SHARE_OF_PATIENCE = 0.9  # the rest is for the last try's failure to be told
 _MAX_DIGITS = 9
+_NOT_IMPLEMENTED = 501
+
+
+def is_retryable(status: int) -> bool:
+    """Returns whether a call that was refused with this status may succeed if it is sent again, or elsewhere.
+
+    That is every server error but 501, which would come again: services have many of their own, such as Anthropic's 529
+    and Cloudflare's 520 to 524.
+    """
+    return status in (408, 429) or (status >= 500 and status != _NOT_IMPLEMENTED)
+
+
+def may_be_its_own_fault(status: int) -> bool:
+    """Returns whether the request itself may have broken the server, so that it must not be sent again and again."""
+    return status == 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +42,11 @@ class RetryPolicy:
     deadline_s: float
     first_delay_s: float = 0.05
     max_delay_s: float = 1.0
+
+    def within(self, patience_s: float | None) -> RetryPolicy:
+        """Returns the policy for a caller that waits so many seconds more; None if it does not say."""
+        left_s = PATIENCE_S if patience_s is None else max(0.0, patience_s * _SHARE_OF_PATIENCE)
+        return replace(self, deadline_s=min(self.deadline_s, left_s))
 
     def delays(self, random: Callable[[], float]) -> Iterator[float]:
         """Yields delays in seconds, without end; each is its mean times 0.5 to 1.5.
@@ -91,6 +114,7 @@ class Failed:
         replicas: ids of all backends of its variant.
         at_once: whether the backend never received the call, so that another replica may be tried without a delay.
         again: whether the same backend may succeed later.
+        own_fault: whether the call itself may be the cause: every backend is then asked once more and no further.
         retry_after_s: delay that the backend asked for, seconds.
     """
 
@@ -98,6 +122,7 @@ class Failed:
     replicas: Sequence[str]
     at_once: bool = False
     again: bool = True
+    own_fault: bool = False
     retry_after_s: float = 0.0
 
 
@@ -127,7 +152,8 @@ class Recovery:
         """Starts after a failed try on the first of `routes` routes."""
         self._routes = routes
         self._route = 0
-        self._policy = policy
+        self.policy = policy
+        self._rounds = 1
         self._delays = policy.delays(random)
         self._tried: set[str] = set()
 
@@ -141,7 +167,7 @@ class Recovery:
         Args:
             elapsed_s: seconds since the first failure.
         """
-        if self._policy.deadline_s <= 0:
+        if self.policy.deadline_s <= 0:
             return None
         self._tried.add(failed.backend_id)
         if any(replica not in self._tried for replica in failed.replicas):
@@ -150,8 +176,9 @@ class Recovery:
             self._route += 1
             self._tried = set()
             return self._within(0.0, elapsed_s)
-        if not failed.again and self._routes == 1:
+        if (not failed.again and self._routes == 1) or (failed.own_fault and self._rounds > 1):
             return None
+        self._rounds += 1
         wait_s = self.delay_s()
         if len(failed.replicas) <= 1 and self._routes == 1:
             wait_s = max(wait_s, failed.retry_after_s)
@@ -162,7 +189,7 @@ class Recovery:
         return next_try
 
     def _within(self, wait_s: float, elapsed_s: float) -> NextTry | None:
-        if elapsed_s + wait_s > self._policy.deadline_s:
+        if elapsed_s + wait_s > self.policy.deadline_s:
             return None
         return NextTry(route=self._route, avoid=frozenset(self._tried), wait_s=wait_s)
 

@@ -46,6 +46,9 @@ class Backend:
         engine: its inference engine.
         health_path: path of its health check, from the root of its URL; empty for the engine's default.
         hold_until_s: end of its hold, during which new calls wait in the proxy, seconds since 1970; 0 if not held.
+        stale_version: policy version of an answer that was older than its target's, for which it is held; 0 for none.
+        headers: name, in lower case, and value of further headers of every request to it.
+        drop_params: whether parameters that its API cannot express are dropped; otherwise such calls are refused.
     """
 
     id: str
@@ -63,6 +66,9 @@ class Backend:
     engine: Engine = Engine.UNKNOWN
     health_path: str = ""
     hold_until_s: float = 0.0
+    stale_version: int = 0
+    headers: tuple[tuple[str, str], ...] = ()
+    drop_params: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +119,7 @@ class Route:
         cached: whether equal requests are answered from memory.
         project: project whose callers may use it; empty for every project's.
         recording: recording of calls without an attempt key; None if none is recorded.
+        rolling_versions: whether targets that differ only in the policy version are one variant.
     """
 
     model: str
@@ -125,6 +132,7 @@ class Route:
     cached: bool = False
     project: str = ""
     recording: Recording | None = None
+    rolling_versions: bool = False
 
     def is_open_to(self, project: str) -> bool:
         """Returns True if callers of a project, or of `ALL_PROJECTS`, may use it."""
@@ -134,6 +142,8 @@ class Route:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """The targets of a route with the same policy, policy version and model, which are interchangeable.
+
+    The targets of a route with rolling versions may differ in the version.
 
     Attributes:
         targets: targets that receive calls; `backends` and `replicas` are parallel to it.
@@ -193,7 +203,12 @@ class RoutingTable:
         """Returns the models that callers of a project may use, sorted."""
         return sorted(model for model, route in self.routes.items() if route.is_open_to(project))
 
-    def route(self, model: str, project: str = ALL_PROJECTS) -> Route:
+    def serves(self, model: str, project: str) -> bool:
+        """Returns True if callers of a project may use a model."""
+        route = self.routes.get(model)
+        return route is not None and route.is_open_to(project)
+
+    def route(self, model: str, project: str) -> Route:
         """Returns the route of a model.
 
         Raises:
@@ -209,11 +224,17 @@ class RoutingTable:
             )
         return route
 
-    def choose(self, model: str, affinity: CallAffinity, states: BackendStates, avoid: Collection[str] = ()) -> Choice:
-        """Chooses the target of a call: the variant by the attempt, then the replica by the route's balancing.
+    def _present(self, model: str) -> Route:
+        """Returns the route of a model, which may be gone; whose models there are is not told, since the caller is unknown."""
+        route = self.routes.get(model)
+        if route is None:
+            raise RouteNotFound(f"Model '{model[:100]}' is not served.", model=model[:100])
+        return route
 
-        The choice is sticky: the same affinity and targets give the same target, and a change of targets moves as few
-        callers as possible. Draining backends receive no calls.
+    def choose(self, model: str, affinity: CallAffinity, states: BackendStates, avoid: Collection[str] = ()) -> Choice:
+        """Chooses the target of a call: the variant by the attempt or conversation, then the replica by the route's balancing.
+
+        A change of targets moves as few attempts as possible. Draining backends receive no calls.
 
         Args:
             avoid: ids of backends to skip if the variant has others.
@@ -222,12 +243,17 @@ class RoutingTable:
             RouteNotFound: if the model has no route.
             BackendUnavailable: if the route has no target with a weight and a known backend.
         """
-        route = self.route(model)
+        route = self._present(model)
         variants = self._variants[model]
         if not variants:
             raise BackendUnavailable(f"The route of model '{model}' has no backend.")
-        variant = variants[0] if len(variants) == 1 else rendezvous(variants, affinity.attempt)
-        replica = pick(variant.replicas, states=states, affinity=affinity, balancing=route.balancing, avoid=avoid)
+        variant = variants[0] if len(variants) == 1 else rendezvous(variants, affinity.conversation)
+        seat = None
+        if route.balancing is Balancing.STICKY and len(variant.replicas) > 1 and affinity.is_named:
+            seat = states.seats.find(affinity.attempt, model)
+        replica = pick(
+            variant.replicas, states=states, affinity=affinity, balancing=route.balancing, avoid=avoid, seat=seat
+        )
         return self._choices[model, variant.seed][replica.index]
 
     def pinned(self, model: str, backend_id: str) -> Choice | None:
@@ -236,7 +262,7 @@ class RoutingTable:
         Raises:
             RouteNotFound: if the model has no route.
         """
-        route = self.route(model)
+        route = self._present(model)
         for variant in self._variants[model]:
             for target, backend in zip(variant.targets, variant.backends, strict=True):
                 if backend.id == backend_id:
@@ -259,7 +285,8 @@ def _variants_of(route: Route, backends: Mapping[str, Backend]) -> tuple[Variant
         backend = backends.get(target.backend_id)
         if backend is None or backend.draining or (not target.weight and len(route.targets) > 1):
             continue
-        members = grouped.setdefault((target.policy, target.policy_version, target.model), {})
+        version = 0 if route.rolling_versions else target.policy_version
+        members = grouped.setdefault((target.policy, version, target.model), {})
         twin = members.get(target.backend_id)
         members[target.backend_id] = replace(target, weight=max(1, target.weight) + (twin.weight if twin else 0))
     variants = []

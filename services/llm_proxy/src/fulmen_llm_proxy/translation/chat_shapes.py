@@ -1,4 +1,8 @@
-"""The parts of chat requests and answers that are translated."""
+"""The parts of chat requests and answers that are translated.
+
+`cache_control` is Anthropic's mark of a prefix to cache, which callers of chat completions set in the places that it has
+in Messages.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ class Part(msgspec.Struct):
     refusal: str | None = None
     image_url: ImageUrl | None = None
     file: File | None = None
+    cache_control: msgspec.Raw = ABSENT
 
 
 class Function(msgspec.Struct):
@@ -48,6 +53,7 @@ class ToolCall(msgspec.Struct):
     type: str | None = None
     index: int | None = None
     function: Function | None = None
+    cache_control: msgspec.Raw = ABSENT
 
 
 class ThinkingBlock(msgspec.Struct):
@@ -70,6 +76,7 @@ class ChatMessage(msgspec.Struct):
     thinking_blocks: list[ThinkingBlock] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    cache_control: msgspec.Raw = ABSENT
 
 
 class FunctionTool(msgspec.Struct):
@@ -79,6 +86,7 @@ class FunctionTool(msgspec.Struct):
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
+    cache_control: msgspec.Raw = ABSENT
 
 
 class ChatTool(msgspec.Struct):
@@ -86,6 +94,7 @@ class ChatTool(msgspec.Struct):
 
     type: str = "function"
     function: FunctionTool | None = None
+    cache_control: msgspec.Raw = ABSENT
 
 
 class NamedFunction(msgspec.Struct):

@@ -77,11 +77,12 @@ _NEUTRAL = {
 class ChatToMessages:
     """Translates one try; see `Translator`."""
 
-    __slots__ = ("_created", "_stream", "asked")
+    __slots__ = ("_created", "_stream", "asked", "unsupported")
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Sets the clock; Messages answers have no creation time."""
+    def __init__(self, *, drops: bool = False, now: Callable[[], float] = time.time) -> None:
+        """Sets whether parameters are dropped, and the clock; Messages answers have no creation time."""
         self.asked = Asked(stream_usage=True)
+        self.unsupported = UnsupportedFields(ApiName.MESSAGES, drops=drops)
         self._created = int(now())
         self._stream = ChunkStream(self._created)
 
@@ -91,16 +92,17 @@ class ChatToMessages:
         Raises:
             ArgumentInvalid: if the request is malformed, or cannot be expressed in Messages.
         """
-        unsupported = UnsupportedFields(ApiName.MESSAGES)
+        unsupported = self.unsupported
         for name, neutral in _NEUTRAL.items():
             if name in fields and bytes(fields[name]) not in neutral:
-                unsupported.add(name, "no equivalent")
+                unsupported.param(name, f"{name} (no equivalent)")
         if "audio" in (read(fields, "modalities", _MODALITIES, None) or ()):
-            unsupported.add("modalities", "`audio`")
+            unsupported.param("modalities", "modalities (`audio`)")
         conversation = Conversation(unsupported)
         messages: list[ChatMessage] = read(fields, "messages", _MESSAGES, [])
         for index, message in enumerate(messages):
             conversation.add(f"messages[{index}]", message)
+        conversation.end()
         translated: JSON = {"messages": conversation.turns, **_sampling(fields)}
         if conversation.system:
             translated["system"] = conversation.system
@@ -170,12 +172,13 @@ def _sampling(fields: Fields) -> JSON:
 
 
 def _tools(fields: Fields, conversation: Conversation, unsupported: UnsupportedFields) -> JSON:
-    tools = read(fields, "tools", _TOOLS, None) or []
-    if not tools:
+    given_tools = read(fields, "tools", _TOOLS, None) or []
+    tools = [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(given_tools)]
+    translated: JSON = {"tools": [tool for tool in tools if tool]}
+    if not given_tools or (unsupported.drops and not translated["tools"]):
         # Messages rejects a conversation with tool calls but no tool definitions.
         named = [{"name": name, "input_schema": {"type": "object"}} for name in conversation.tool_names]
         return {"tools": named, "tool_choice": {"type": "none"}} if named else {}
-    translated: JSON = {"tools": [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(tools)]}
     wanted = read(fields, "tool_choice", _TOOL_CHOICE, None)
     parallel = read(fields, "parallel_tool_calls", _FLAG, None)
     choice: JSON | None = None
@@ -189,7 +192,7 @@ def _tools(fields: Fields, conversation: Conversation, unsupported: UnsupportedF
         case NamedChoice(type="function", function=function) if function is not None:
             choice = {"type": "tool", "name": function.name}
         case _:
-            unsupported.add("tool_choice", "neither a word that Messages has nor a function")
+            unsupported.param("tool_choice", "tool_choice (neither a word that Messages has nor a function)")
     if choice is not None:
         if parallel is False and choice["type"] != "none":
             choice["disable_parallel_tool_use"] = True
@@ -200,7 +203,7 @@ def _tools(fields: Fields, conversation: Conversation, unsupported: UnsupportedF
 def _tool(place: str, tool: ChatTool, unsupported: UnsupportedFields) -> JSON:
     function = tool.function
     if tool.type != "function" or function is None:
-        unsupported.add(place, f"a tool of type `{tool.type}`")
+        unsupported.param("tools", f"{place} (a tool of type `{tool.type}`)")
         return {}
     translated: JSON = {"name": function.name}
     if function.description:
@@ -210,7 +213,8 @@ def _tool(place: str, tool: ChatTool, unsupported: UnsupportedFields) -> JSON:
     )
     if function.strict is not None:
         translated["strict"] = function.strict
-    return translated
+    mark = tool.cache_control if given(tool.cache_control) else function.cache_control
+    return translated | {"cache_control": mark} if given(mark) else translated
 
 
 def _output(fields: Fields, unsupported: UnsupportedFields) -> JSON:
@@ -228,7 +232,7 @@ def _output(fields: Fields, unsupported: UnsupportedFields) -> JSON:
         case ResponseFormat(type="json_schema", json_schema=named) if named is not None and given(named.schema):
             config["format"] = {"type": "json_schema", "schema": named.schema}
         case _:
-            unsupported.add("response_format", f"`{wanted.type}`; a `json_schema` can be said")
+            unsupported.param("response_format", f"response_format (`{wanted.type}`; a `json_schema` can be said)")
     return translated | {"output_config": config} if config else translated
 
 

@@ -40,6 +40,19 @@ EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "
 """Reasoning efforts of chat completions, mapped to those of Messages."""
 
 
+_BUDGETS = ((10_000, "high"), (5_000, "medium"), (0, "low"))
+
+
+def effort_of(budget_tokens: int | None) -> str | None:
+    """Returns the reasoning effort for a budget of thinking tokens, as LiteLLM maps it; None without a budget.
+
+    Only the three efforts that every server of chat completions knows.
+    """
+    if budget_tokens is None:
+        return None
+    return next((effort for least, effort in _BUDGETS if budget_tokens >= least), "low")
+
+
 def message_id(chat_id: str) -> str:
     """Returns the id of a message translated from a chat completion; the two can be matched in logs."""
     return _MESSAGE_ID + chat_id.removeprefix(_CHAT_ID)

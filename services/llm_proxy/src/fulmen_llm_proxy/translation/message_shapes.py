@@ -80,6 +80,13 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
+class Thinking(msgspec.Struct):
+    """How much the model thinks."""
+
+    type: str = ""
+    budget_tokens: int | None = None
+
+
 class Metadata(msgspec.Struct):
     """The end user of a request."""
 

@@ -16,6 +16,7 @@ from fulmen_llm_proxy.translation.equivalents import (
     ABORTED,
     INVALID_JSON,
     JSON,
+    effort_of,
     made_tool_id,
     message_id,
     message_usage,
@@ -26,6 +27,7 @@ from fulmen_llm_proxy.translation.message_shapes import (
     Metadata,
     OutputConfig,
     OutputFormat,
+    Thinking,
     Tool,
     ToolChoice,
     Turn,
@@ -42,6 +44,7 @@ _TOOLS = msgspec.json.Decoder(list[Tool] | None)
 _TOOL_CHOICE = msgspec.json.Decoder(ToolChoice | None)
 _METADATA = msgspec.json.Decoder(Metadata | None)
 _OUTPUT_CONFIG = msgspec.json.Decoder(OutputConfig | None)
+_THINKING = msgspec.json.Decoder(Thinking | None)
 _OUTPUT_FORMAT = msgspec.json.Decoder(OutputFormat | None)
 _SERVERS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _COMPLETION = msgspec.json.Decoder(Completion)
@@ -59,11 +62,11 @@ _TRANSLATED = frozenset(
         "output_config",
         "output_format",
         "mcp_servers",
+        "thinking",
     }
 )
 _DROPPED = frozenset(
     {
-        "thinking",
         "cache_control",
         "container",
         "context_management",
@@ -87,10 +90,12 @@ _NO_THREADS = "No thread of messages is held for this model: send the whole conv
 class MessagesToChat:
     """Translates one try; see `Translator`."""
 
-    __slots__ = ("_stream", "asked")
+    __slots__ = ("_stream", "asked", "unsupported")
 
-    def __init__(self) -> None:
+    def __init__(self, *, drops: bool = False) -> None:
+        """Sets whether parameters are dropped."""
         self.asked = Asked(stream_usage=True)
+        self.unsupported = UnsupportedFields(ApiName.CHAT, drops=drops)
         self._stream = MessageStream()
 
     def request(self, fields: Fields) -> Fields:
@@ -101,7 +106,7 @@ class MessagesToChat:
         """
         if given(fields.get("thread", ABSENT)):
             raise ArgumentInvalid(_NO_THREADS, vendor_code="thread_unsupported_request")
-        unsupported = UnsupportedFields(ApiName.CHAT)
+        unsupported = self.unsupported
         translated: JSON = {}
         system = read(fields, "system", _SYSTEM, None)
         turns = read(fields, "messages", _TURNS, [])
@@ -119,7 +124,7 @@ class MessagesToChat:
         if metadata is not None and metadata.user_id:
             translated["user"] = metadata.user_id
         if read(fields, "mcp_servers", _SERVERS, None):
-            unsupported.add("mcp_servers", "servers that Anthropic's service calls")
+            unsupported.param("mcp_servers", "mcp_servers (servers that Anthropic's service calls)")
         translated |= _tools(fields, unsupported)
         translated |= _output(fields)
         unsupported.check()
@@ -168,12 +173,13 @@ class MessagesToChat:
 
 def _tools(fields: Fields, unsupported: UnsupportedFields) -> JSON:
     translated: JSON = {}
-    tools = read(fields, "tools", _TOOLS, None)
-    if tools:
-        translated["tools"] = [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(tools)]
+    given_tools = read(fields, "tools", _TOOLS, None) or ()
+    tools = [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(given_tools)]
+    if kept := [tool for tool in tools if tool]:
+        translated["tools"] = kept
     choice = read(fields, "tool_choice", _TOOL_CHOICE, None)
-    if choice is None:
-        return translated
+    if choice is None or (unsupported.drops and not kept):
+        return translated  # servers reject a tool choice without tools
     if choice.disable_parallel_tool_use is not None:
         translated["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     match choice.type:
@@ -184,13 +190,14 @@ def _tools(fields: Fields, unsupported: UnsupportedFields) -> JSON:
         case "tool" if choice.name:
             translated["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         case _:
-            unsupported.add("tool_choice", f"`{choice.type}`")
+            unsupported.param("tool_choice", f"tool_choice (`{choice.type}`)")
     return translated
 
 
 def _tool(place: str, tool: Tool, unsupported: UnsupportedFields) -> JSON:
     if tool.type not in (None, "custom"):
-        unsupported.add(place, f"`{tool.type}`, a tool of Anthropic's own")
+        unsupported.param("tools", f"{place} (`{tool.type}`, a tool of Anthropic's own)")
+        return {}
     function: JSON = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -204,8 +211,10 @@ def _tool(place: str, tool: Tool, unsupported: UnsupportedFields) -> JSON:
 def _output(fields: Fields) -> JSON:
     translated: JSON = {}
     config = read(fields, "output_config", _OUTPUT_CONFIG, None) or OutputConfig()
-    if config.effort:
-        translated["reasoning_effort"] = config.effort
+    thinking = read(fields, "thinking", _THINKING, None)
+    effort = config.effort or (thinking and effort_of(thinking.budget_tokens))
+    if effort:
+        translated["reasoning_effort"] = effort
     wanted = config.format or read(fields, "output_format", _OUTPUT_FORMAT, None)
     if wanted is not None and given(wanted.schema):
         schema = {"name": "answer", "schema": wanted.schema, "strict": True}

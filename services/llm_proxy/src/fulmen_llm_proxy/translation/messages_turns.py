@@ -58,7 +58,7 @@ class _Conversation:
             case "system":
                 self.add_system(place, turn.content)
             case _:
-                self._unsayable.add(f"{place}.role", f"`{turn.role}`")
+                self._unsayable.add(f"{place}.role (`{turn.role}`)")
 
     def add_system(self, place: str, content: str | list[Block]) -> None:
         parts = self._parts(place, _blocks(content))
@@ -102,7 +102,7 @@ class _Conversation:
                 case "thinking" | "redacted_thinking":
                     continue
                 case _:
-                    self._unsayable.add(f"{place}.content[{index}]", f"a `{block.type}` block")
+                    self._unsayable.add(f"{place}.content[{index}] (a `{block.type}` block)")
         if calls:
             message["tool_calls"] = calls
         if texts or not calls:
@@ -125,7 +125,7 @@ class _Conversation:
                 lines = [block.title or "", block.source if isinstance(block.source, str) else ""]
                 found = [item.text or "" for item in _read_result(place, block)]
                 return [_text("\n".join(line for line in [*lines, *found] if line))]
-        self._unsayable.add(place, f"a `{block.type}` block")
+        self._unsayable.add(f"{place} (a `{block.type}` block)")
         return []
 
     def _image(self, place: str, source: Source) -> list[JSON]:
@@ -133,7 +133,7 @@ class _Conversation:
             return [_image_url(f"data:{source.media_type};base64,{source.data}")]
         if source.type == "url" and source.url:
             return [_image_url(source.url)]
-        self._unsayable.add(place, f"an image whose source is `{source.type}`")
+        self._unsayable.add(f"{place} (an image whose source is `{source.type}`)")
         return []
 
     def _document(self, place: str, block: Block, source: Source) -> list[JSON]:
@@ -147,7 +147,7 @@ class _Conversation:
             file = {"filename": name, "file_data": f"data:{source.media_type};base64,{source.data}"}
             context = [_text(block.context)] if block.context else []
             return [*context, {"type": "file", "file": file}]
-        self._unsayable.add(place, f"a document whose source is `{source.type}`")
+        self._unsayable.add(f"{place} (a document whose source is `{source.type}`)")
         return []
 
 

@@ -269,6 +269,7 @@ class ResponseBuilder:
             "response.function_call_arguments.done",
             item_id=growing.id,
             output_index=growing.index,
+            name=growing.item["name"],
             arguments=arguments,
         )
         self._emit("response.output_item.done", output_index=growing.index, item=growing.item)

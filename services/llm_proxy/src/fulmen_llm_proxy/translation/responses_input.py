@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
+
 JSON = dict[str, object]
 
 _ROLES = frozenset({"user", "assistant", "system", "developer"})
@@ -44,8 +46,8 @@ class Item(msgspec.Struct):
 class MessageWriter:
     """Writes the messages of a request, and collects items that chat completions cannot express."""
 
-    def __init__(self, unsupported: list[str]) -> None:
-        """Sets the list of unsupported items, by position in the request."""
+    def __init__(self, unsupported: UnsupportedFields) -> None:
+        """Sets the collector of what chat completions cannot express."""
         self.messages: list[JSON] = []
         self._unsupported = unsupported
         self._turn: JSON | None = None
@@ -64,12 +66,12 @@ class MessageWriter:
             case "function_call_output":
                 self._add_output(item, place)
             case _:
-                self._unsupported.append(f"{place} of type '{kind}'")
+                self._unsupported.add(f"{place} of type '{kind}'")
 
     def _add_message(self, item: Item, place: str) -> None:
         role = item.role or "user"
         if role not in _ROLES:
-            self._unsupported.append(f"{place} of role '{role}'")
+            self._unsupported.add(f"{place} of role '{role}'")
         elif role == "assistant":
             self._add_said(item, place)
         else:
@@ -86,11 +88,9 @@ class MessageWriter:
         parts = item.content or []
         texts = [part.text or "" for part in parts if part.type in ("output_text", "input_text")]
         refusals = [part.refusal or "" for part in parts if part.type == "refusal"]
-        self._unsupported += [
-            f"{place}.content[{index}] of type '{part.type}'"
-            for index, part in enumerate(parts)
-            if part.type not in ("output_text", "input_text", "refusal")
-        ]
+        for index, part in enumerate(parts):
+            if part.type not in ("output_text", "input_text", "refusal"):
+                self._unsupported.add(f"{place}.content[{index}] of type '{part.type}'")
         if texts or not refusals:
             turn["content"] = "".join(texts)
         if refusals:
@@ -107,7 +107,7 @@ class MessageWriter:
 
     def _add_call(self, item: Item, place: str) -> None:
         if item.call_id is None or item.name is None or item.namespace is not None:
-            self._unsupported.append(f"{place} without `call_id` and `name`, or with a namespace")
+            self._unsupported.add(f"{place} without `call_id` and `name`, or with a namespace")
             return
         calls = self._assistant(fresh_if=()).setdefault("tool_calls", [])
         assert isinstance(calls, list)
@@ -117,7 +117,7 @@ class MessageWriter:
     def _add_output(self, item: Item, place: str) -> None:
         self._turn = None
         if item.call_id is None:
-            self._unsupported.append(f"{place} without `call_id`")
+            self._unsupported.add(f"{place} without `call_id`")
             return
         content = self._content(item.output, f"{place}.output")
         self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
@@ -151,9 +151,9 @@ class MessageWriter:
             case ContentPart(type="input_audio", input_audio=dict()):
                 return {"type": "input_audio", "input_audio": part.input_audio}
             case ContentPart(type="input_image"):
-                self._unsupported.append(f"{place}: an image by `file_id`")
+                self._unsupported.add(f"{place}: an image by `file_id`")
             case ContentPart(type="input_file"):
-                self._unsupported.append(f"{place}: a file by `file_url`")
+                self._unsupported.add(f"{place}: a file by `file_url`")
             case _:
-                self._unsupported.append(f"{place} of type '{part.type}'")
+                self._unsupported.add(f"{place} of type '{part.type}'")
         return None

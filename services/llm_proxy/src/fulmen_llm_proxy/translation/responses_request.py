@@ -12,6 +12,7 @@ from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.api import TRUE, encode, read, require
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.translation.responses_input import JSON, Item, MessageWriter
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
@@ -104,32 +105,36 @@ def wants_logprobs(fields: Fields) -> bool:
     )
 
 
-def chat_request(fields: Fields) -> Fields:
+def chat_request(fields: Fields, unsupported: UnsupportedFields) -> Fields:
     """Returns the chat completions request.
 
     Raises:
         ArgumentInvalid: if fields have the wrong type or cannot be expressed; names all of them.
     """
     require(fields, ("input",))
-    unsupported = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
-    if unsupported:
+    if bytes(fields.get("store", b"null")) not in _NOTHING and unsupported.drops:
+        unsupported.param("store")
+        fields = {name: raw for name, raw in fields.items() if name != "store"}
+    stateful = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
+    if stateful:
         raise ArgumentInvalid(
-            f"{', '.join(unsupported)}: supported only by backends that store responses; this model is served by chat "
+            f"{', '.join(stateful)}: supported only by backends that store responses; this model is served by chat "
             "completions. Send the complete input with `store` false.",
         )
-    unsupported += [f"`{name}`" for name in _UNSUPPORTED if bytes(fields.get(name, b"null")) != _NULL]
+    for name in _UNSUPPORTED:
+        if bytes(fields.get(name, b"null")) != _NULL:
+            unsupported.param(name, f"`{name}`")
     if read(fields, "truncation", _STRING, None) not in (None, "disabled"):
-        unsupported.append("`truncation`: 'auto'")
+        unsupported.param("truncation", "`truncation`: 'auto'")
     chat = {name: raw for name, raw in fields.items() if name not in _RESPONSES_ONLY and bytes(raw) != _NULL}
     chat["messages"] = _raw(_messages(fields, unsupported))
     _add_tools(fields, chat, unsupported)
     _add_options(fields, chat, unsupported)
-    if unsupported:
-        raise ArgumentInvalid(f"Not supported by chat completions, which serve this model: {'; '.join(unsupported)}.")
+    unsupported.check()
     return chat
 
 
-def _messages(fields: Fields, unsupported: list[str]) -> list[JSON]:
+def _messages(fields: Fields, unsupported: UnsupportedFields) -> list[JSON]:
     writer = MessageWriter(unsupported)
     instructions = read(fields, "instructions", _STRING, None)
     if instructions:
@@ -142,11 +147,11 @@ def _messages(fields: Fields, unsupported: list[str]) -> list[JSON]:
     return writer.messages
 
 
-def _add_tools(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
+def _add_tools(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> None:
     tools = []
     for tool in read(fields, "tools", _TOOLS, None) or ():
         if tool.type != "function" or tool.name is None:
-            unsupported.append(f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
+            unsupported.param("tools", f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
             continue
         translated = {
             "name": tool.name,
@@ -168,7 +173,7 @@ def _add_tools(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
         chat["parallel_tool_calls"] = parallel
 
 
-def _tool_choice(choice: str | _ToolChoice | None, unsupported: list[str]) -> str | JSON | None:
+def _tool_choice(choice: str | _ToolChoice | None, unsupported: UnsupportedFields) -> str | JSON | None:
     match choice:
         case None | str():
             return choice
@@ -178,11 +183,11 @@ def _tool_choice(choice: str | _ToolChoice | None, unsupported: list[str]) -> st
             allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
             return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}}
         case _:
-            unsupported.append(f"`tool_choice` of type '{choice.type}'")
+            unsupported.param("tool_choice", f"`tool_choice` of type '{choice.type}'")
             return None
 
 
-def _add_options(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
+def _add_options(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> None:
     limit = read(fields, "max_output_tokens", _COUNT, None)
     if limit is not None:
         chat["max_completion_tokens"] = _raw(limit)
@@ -208,7 +213,7 @@ def _add_options(fields: Fields, chat: Fields, unsupported: list[str]) -> None:
             kept = {key: value for key, value in translated.items() if value is not None}
             chat["response_format"] = _raw({"type": "json_schema", "json_schema": kept})
         case _:
-            unsupported.append(f"`text.format` of type '{shape.type}'")
+            unsupported.param("text.format", f"`text.format` of type '{shape.type}'")
     if wants_logprobs(fields):
         chat["logprobs"] = TRUE
         top = read(fields, "top_logprobs", _COUNT, None)

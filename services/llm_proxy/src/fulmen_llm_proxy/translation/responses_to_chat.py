@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fulmen.errors import BackendUnavailable
-from fulmen_llm_proxy.apis.api import UNREADABLE, encode, wrong
+from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, encode, wrong
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 from fulmen_llm_proxy.apis.sse import DONE, event_data
 from fulmen_llm_proxy.translation.chat_pieces import Answer, Delta, Fault, Usage, decode_answer
 from fulmen_llm_proxy.translation.responses_answer import ResponseBuilder
 from fulmen_llm_proxy.translation.responses_request import chat_request, wants_logprobs
+from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 _SERVER_ERROR = "server_error"
 _RATE_LIMIT = "rate_limit_exceeded"
@@ -17,8 +18,10 @@ _RATE_LIMIT = "rate_limit_exceeded"
 class ResponsesToChat:
     """Translates one try; see `Translator`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, drops: bool = False) -> None:
+        """Sets whether parameters are dropped."""
         self.asked = Asked(stream_usage=True)
+        self.unsupported = UnsupportedFields(ApiName.CHAT, drops=drops)
         self._fields: Fields = {}
         self._builder = ResponseBuilder({}, streaming=True)
         self._finish_reason: str | None = None
@@ -27,7 +30,7 @@ class ResponsesToChat:
 
     def request(self, fields: Fields) -> Fields:
         """Returns the chat completions request."""
-        chat = chat_request(fields)
+        chat = chat_request(fields, self.unsupported)
         self._fields = fields
         self._builder = ResponseBuilder(fields, streaming=True)
         self.asked = Asked(stream_usage=True, logprobs=wants_logprobs(fields))

@@ -17,9 +17,11 @@ class Translator(Protocol):
 
     Attributes:
         asked: optional parts that it needs of the backend's answer.
+        unsupported: what of the request the backend's API cannot express.
     """
 
     asked: Asked
+    unsupported: UnsupportedFields
 
     def request(self, fields: Fields) -> Fields:
         """Returns the request in the backend's API; `model` and `stream` exist in both.
@@ -55,18 +57,38 @@ class Translator(Protocol):
 
 
 class UnsupportedFields:
-    """Collects unsupported fields, to report all of them at once."""
+    """Collects unsupported fields, to report all of them at once.
 
-    __slots__ = ("_api", "_found")
+    Parameters may be dropped instead. What was said is never dropped: the answer would be one to something else.
 
-    def __init__(self, api: ApiName) -> None:
-        """Sets the backend's API."""
+    Attributes:
+        drops: whether parameters are dropped.
+        dropped: names of the parameters that were dropped.
+    """
+
+    __slots__ = ("_api", "_found", "dropped", "drops")
+
+    def __init__(self, api: ApiName, *, drops: bool) -> None:
+        """Sets the backend's API, and whether parameters are dropped."""
         self._api = api
+        self.drops = drops
         self._found: list[str] = []
+        self.dropped: list[str] = []
 
-    def add(self, place: str, why: str) -> None:
-        """Adds a violation, by position in the request."""
-        self._found.append(f"{place} ({why})")
+    def add(self, what: str) -> None:
+        """Adds a violation, with its position in the request."""
+        self._found.append(what)
+
+    def param(self, name: str, what: str = "") -> None:
+        """Adds a parameter, which is a violation unless parameters are dropped.
+
+        Args:
+            what: what of it is not supported; empty for all of it.
+        """
+        if not self.drops:
+            self.add(what or name)
+        elif name not in self.dropped:
+            self.dropped.append(name)
 
     def check(self) -> None:
         """Checks that nothing was added.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -29,6 +28,7 @@ from fulmen_llm_proxy.routing.codec import (
     parse_backend,
     parse_route,
 )
+from fulmen_llm_proxy.routing.owned_file import require_unowned
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
@@ -55,21 +55,18 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         tables: TableHolder,
         writer: ResourceWriter,
         states: BackendStates,
-        changing: asyncio.Lock,
         instance_id: str,
         siblings: Siblings | None = None,
     ) -> None:
         """Initializes the servicer.
 
         Args:
-            changing: serialises changes.
             siblings: the other workers behind the same port; None with a single process.
         """
         self._resources = resources
         self._tables = tables
         self._writer = writer
         self._states = states
-        self._changing = changing
         self._instance_id = instance_id
         self._siblings = siblings
 
@@ -79,8 +76,10 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         """Adds or replaces a backend."""
         self._tables.require_loaded()
         decode_backend(request.backend)
+        for output in ("stale_version", "file"):
+            request.backend.ClearField(output)
         backend_id = backend_id_of(request.backend.name)
-        async with self._changing:
+        async with self._writer.changing:
             backend = await self._put(backend_id, lambda: self._owned(request.backend, backend_id))
         return backend_service_pb2.RegisterBackendResponse(backend=backend)
 
@@ -119,7 +118,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             backend.hold_until_time.FromNanoseconds(int((self._states.wall_clock() + ttl_s) * _NS_PER_S))
             return backend
 
-        async with self._changing:
+        async with self._writer.changing:
             backend = await self._put(backend_id, held)
         return backend_service_pb2.HoldBackendResponse(backend=backend)
 
@@ -134,7 +133,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             backend.ClearField("hold_until_time")
             return backend
 
-        async with self._changing:
+        async with self._writer.changing:
             backend = await self._put(backend_id, released)
         return backend_service_pb2.ReleaseBackendResponse(backend=backend)
 
@@ -152,7 +151,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         backend_id = backend_id_of(request.name)
 
         def removed() -> dict[str, bytes]:
-            self._current(backend_id)
+            require_unowned(self._current(backend_id))
             for document in self._resources.of_kind(ROUTE_KIND).values():
                 route = parse_route(document.content)
                 if any(target.backend == request.name for target in route.targets):
@@ -160,8 +159,8 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             return {backend_resource(backend_id): b""}
 
         with suppress(BackendNotFound):
-            async with self._changing:
-                await self._writer.change(BACKEND_KIND, removed)
+            async with self._writer.changing:
+                await self._writer.change(removed)
         return backend_service_pb2.DeleteBackendResponse()
 
     async def GetBackendHealth(
@@ -193,6 +192,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             last_failure_kind=state.last_failure_kind,
             engine_waiting_count=state.engine_waiting,
             engine_cache_usage=state.engine_cache_usage,
+            stale_version=self._tables.current.backends[backend_id].stale_version,
         )
         if state.last_failure_s is not None:
             health.last_failure_time.FromNanoseconds(int(state.last_failure_s * 1e9))
@@ -212,16 +212,18 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         Raises:
             RouteExists: if it has a project, and the present backend is not that project's: routes that lead there would lead
                 to another project's weights.
+            ManagedByFile: if a file owns the present backend.
         """
         present = self._resources.find(backend_resource(backend_id))
         if present is None:
             return wanted
-        project = parse_backend(present.content).project
-        if wanted.project not in ("", project):
+        held = parse_backend(present.content)
+        if wanted.project not in ("", held.project):
             raise RouteExists(f"The backend '{backend_id}' is in use outside {wanted.project}.", model=backend_id)
+        require_unowned(held)
         owned = backend_pb2.Backend()
         owned.CopyFrom(wanted)
-        owned.project = project
+        owned.project = held.project
         return owned
 
     async def _set_draining(self, name: str, *, draining: bool) -> backend_pb2.Backend:
@@ -232,7 +234,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             backend.draining = draining
             return backend
 
-        async with self._changing:
+        async with self._writer.changing:
             return await self._put(backend_id, changed)
 
     async def _put(self, backend_id: str, make: Callable[[], backend_pb2.Backend]) -> backend_pb2.Backend:
@@ -246,7 +248,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
                 return {}
             return {resource_id: backend.SerializeToString(deterministic=True)}
 
-        await self._writer.change(BACKEND_KIND, changed)
+        await self._writer.change(changed)
         return self._current(backend_id)
 
 
@@ -282,6 +284,7 @@ def _combined(parts: Sequence[backend_pb2.BackendHealth]) -> backend_pb2.Backend
         waiting_count=sum(part.waiting_count for part in parts),
         engine_waiting_count=max(part.engine_waiting_count for part in parts),
         engine_cache_usage=max(part.engine_cache_usage for part in parts),
+        stale_version=max(part.stale_version for part in parts),
     )
     failed = [part for part in parts if part.HasField("last_failure_time")]
     if failed:

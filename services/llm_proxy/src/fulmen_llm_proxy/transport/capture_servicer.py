@@ -11,6 +11,8 @@ from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
+from fulmen_llm_proxy.routing.balancing import key_of
+from fulmen_llm_proxy.routing.seats import Seats
 from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
 from fulmen_service_kit.security.auth import require_project
 
@@ -26,15 +28,23 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
     """Reports the recorded calls of attempts once the store has them."""
 
     def __init__(
-        self, *, ledger: AttemptLedger, queue: CaptureQueue, instance_id: str, siblings: Siblings | None = None
+        self,
+        *,
+        ledger: AttemptLedger,
+        queue: CaptureQueue,
+        seats: Seats,
+        instance_id: str,
+        siblings: Siblings | None = None,
     ) -> None:
         """Sets the accounts of this process.
 
         Args:
+            seats: where attempts are seated; a flush is the last that is asked of an attempt.
             siblings: the other workers behind the same port; None with a single process.
         """
         self._ledger = ledger
         self._queue = queue
+        self._seats = seats
         self._instance_id = instance_id
         self._siblings = siblings
 
@@ -60,6 +70,8 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         return _combined([own, *others])
 
     async def _own(self, attempts: list[str], wait_s: float) -> capture_service_pb2.FlushCapturesResponse:
+        for attempt in attempts:
+            self._seats.leave(key_of(attempt.encode()))
         try:
             async with asyncio.timeout(wait_s):
                 for attempt in attempts:

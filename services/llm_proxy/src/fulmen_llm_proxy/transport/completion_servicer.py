@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -22,7 +22,10 @@ from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.transport.rpc_answer_writer import EventAnswerWriter, WholeAnswerWriter
 from fulmen_service_kit.http.wire import JSON_TYPE
+from fulmen_service_kit.rpc.message_sizes import MAX_SENT_BYTES
 from fulmen_service_kit.security.auth import current_caller, require_project
+
+Answer = TypeVar("Answer", completion_service_pb2.CompleteResponse, completion_service_pb2.StreamCompleteResponse)
 
 
 class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
@@ -71,8 +74,8 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
             raise ArgumentInvalid("The body requests a stream; use StreamComplete.")
         writer = WholeAnswerWriter(lambda: self._is_given_up(context))
         with self._counted():
-            await self._run(api, request, writer)
-        return writer.answer
+            await self._run(api, request, writer, context)
+        return sendable(writer.answer)
 
     async def StreamComplete(
         self, request: completion_service_pb2.StreamCompleteRequest, context: grpc.aio.ServicerContext
@@ -83,7 +86,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         writer = EventAnswerWriter(
             lambda: over, max_event_bytes=self._max_event_bytes, write_timeout_s=self._write_timeout_s
         )
-        call = asyncio.create_task(self._run(api, request, writer), name="stream-complete")
+        call = asyncio.create_task(self._run(api, request, writer, context), name="stream-complete")
         ended, rpc = asyncio.Event(), asyncio.current_task()
 
         def end(_: asyncio.Task[None]) -> None:
@@ -96,7 +99,7 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         with self._counted():
             try:
                 while (message := await _next_message(writer, ended)) is not None:
-                    yield message
+                    yield sendable(message)
                 await call
             finally:
                 over = not call.done() and self._is_given_up(context)
@@ -136,11 +139,14 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
         api: Api,
         request: completion_service_pb2.CompleteRequest | completion_service_pb2.StreamCompleteRequest,
         writer: WholeAnswerWriter | EventAnswerWriter,
+        context: grpc.aio.ServicerContext,
     ) -> None:
+        left_s = context.time_remaining()
         caller = caller_of(current_caller(), require_project(request.project) if request.project else "")
         head = CallHead(
             agent_name=request.agent_name[:MAX_AGENT_NAME],
             conversation=request.conversation if is_conversation_id(request.conversation) else "",
+            timeout_s=None if left_s is None else max(0.0, left_s),
         )
         try:
             with self._buffer.share() as share:
@@ -155,6 +161,19 @@ class CompletionServicer(completion_service_pb2_grpc.CompletionServiceServicer):
             await writer.whole(
                 error.status, error_document(call_error(error), api.dialect), JSON_TYPE, headers_of(error)
             )
+
+
+def sendable(message: Answer) -> Answer:
+    """Returns a message that is not too large for the callers of an rpc.
+
+    Raises:
+        MessageTooLarge: if it is.
+    """
+    if message.ByteSize() > MAX_SENT_BYTES:
+        raise MessageTooLarge(
+            f"The answer exceeds {MAX_SENT_BYTES} bytes: stream it, or call over HTTP.", limit_bytes=MAX_SENT_BYTES
+        )
+    return message
 
 
 async def _next_message(

@@ -7,9 +7,12 @@ import binascii
 from collections.abc import Sequence
 from typing import TypeVar
 
-from fulmen.errors import ArgumentInvalid, PageTokenInvalid, Violation
+from google.protobuf.message import Message
 
-Item = TypeVar("Item")
+from fulmen.errors import ArgumentInvalid, PageTokenInvalid, Violation
+from fulmen_service_kit.rpc.message_sizes import fitting
+
+Item = TypeVar("Item", bound=Message)
 
 DEFAULT_PAGE_SIZE = 50
 MAX_PAGE_SIZE = 1000
@@ -29,9 +32,9 @@ def page_of(items: Sequence[tuple[str, Item]], *, page_size: int, page_token: st
         raise ArgumentInvalid("The request is malformed.", violations=[problem])
     after = _decode(page_token)
     rest = [(name, item) for name, item in items if name > after]
-    page = rest[: page_size or DEFAULT_PAGE_SIZE]
+    page = fitting(item for _, item in rest[: page_size or DEFAULT_PAGE_SIZE])
     more = len(rest) > len(page)
-    return [item for _, item in page], _encode(page[-1][0]) if more else ""
+    return page, _encode(rest[len(page) - 1][0]) if more else ""
 
 
 def _encode(name: str) -> str:

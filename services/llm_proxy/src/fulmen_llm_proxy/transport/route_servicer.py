@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import grpc.aio
+import structlog
 
-from fulmen.errors import ArgumentInvalid, BackendNotFound, ResourceNotFound, RouteExists, RouteNotFound, Violation
+from fulmen.errors import (
+    ArgumentInvalid,
+    BackendNotFound,
+    QuotaExceeded,
+    ResourceNotFound,
+    RouteExists,
+    RouteNotFound,
+    Violation,
+)
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2, route_service_pb2_grpc
+from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.codec import (
     ROUTE_KIND,
     decode_route,
@@ -17,9 +27,12 @@ from fulmen_llm_proxy.routing.codec import (
     parse_route,
     route_resource,
 )
-from fulmen_llm_proxy.routing.resources import Document, ResourceCache, ResourceWriter
-from fulmen_llm_proxy.routing.table_holder import TableHolder
+from fulmen_llm_proxy.routing.owned_file import FileSet, OwnedFiles, require_unowned
+from fulmen_llm_proxy.routing.resources import Document, ResourceWriter
 from fulmen_llm_proxy.transport.paging import page_of
+from fulmen_service_kit.rpc.message_sizes import fitting, messages_of
+
+_log = structlog.get_logger(__name__)
 
 
 class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
@@ -29,25 +42,23 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     """
 
     def __init__(
-        self,
-        *,
-        resources: ResourceCache,
-        tables: TableHolder,
-        writer: ResourceWriter,
-        changing: asyncio.Lock,
-        draining: asyncio.Event,
+        self, *, writer: ResourceWriter, metrics: RoutingMetrics, draining: asyncio.Event, max_of_project: int
     ) -> None:
-        self._resources = resources
-        self._tables = tables
+        """Sets what changes routes, and the maximum number of routes of a project."""
+        self._metrics = metrics
+        self._resources = writer.resources
+        self._tables = writer.tables
         self._writer = writer
-        self._changing = changing
+        self._files = OwnedFiles(writer)
         self._draining = draining
+        self._max_of_project = max_of_project
 
     async def PutRoute(
         self, request: route_service_pb2.PutRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.PutRouteResponse:
         """Adds or replaces a route."""
         route = decode_route(request.route)
+        request.route.ClearField("file")
         self._tables.require_loaded()
         named = {target.backend_id for target in route.targets}
 
@@ -57,7 +68,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 raise BackendNotFound(f"Backend {', '.join(unknown)} not found.", backend=", ".join(unknown))
             return [self._owned(request.route, route.model)]
 
-        async with self._changing:
+        async with self._writer.changing:
             [changed] = await self._put(wanted)
         return route_service_pb2.PutRouteResponse(route=changed)
 
@@ -86,11 +97,15 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
             problem = Violation(field="policy", description="needs a policy and a positive version")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
 
+        replaced = 0
+
         def promoted() -> list[route_pb2.Route]:
-            changed = {}
+            nonlocal replaced
+            changed, replaced = {}, 0
             for route in self._all():
                 for target in route.targets:
                     if target.policy == request.policy and request.backend in ("", target.backend):
+                        replaced = max(replaced, target.policy_version)
                         target.policy_version = request.policy_version
                         changed[route.name] = route
             if not changed:
@@ -98,8 +113,15 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 raise RouteNotFound(f"No route serves the policy '{request.policy}'{where}.", policy=request.policy)
             return list(changed.values())
 
-        async with self._changing:
-            return route_service_pb2.PromoteVersionResponse(routes=await self._put(promoted))
+        async with self._writer.changing:
+            routes = fitting(await self._put(promoted))
+        if replaced <= request.policy_version:
+            return route_service_pb2.PromoteVersionResponse(routes=routes)
+        self._metrics.stepped_back()
+        _log.warning(
+            "lower_version_promoted", policy=request.policy, version=request.policy_version, replaced_version=replaced
+        )
+        return route_service_pb2.PromoteVersionResponse(routes=routes, replaced_version=replaced)
 
     async def SplitTraffic(
         self, request: route_service_pb2.SplitTrafficRequest, _: grpc.aio.ServicerContext
@@ -109,11 +131,12 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
 
         def split() -> list[route_pb2.Route]:
             route = self._current(model)
+            require_unowned(route)
             _split(route, request)
             decode_route(route)  # validates that a positive weight is left, and none is out of range
             return [route]
 
-        async with self._changing:
+        async with self._writer.changing:
             [changed] = await self._put(split)
         return route_service_pb2.SplitTrafficResponse(route=changed)
 
@@ -124,12 +147,12 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         model = model_of(request.name)
 
         def removed() -> dict[str, bytes]:
-            self._current(model)
+            require_unowned(self._current(model))
             return {route_resource(model): b""}
 
         with suppress(RouteNotFound):
-            async with self._changing:
-                await self._writer.change(ROUTE_KIND, removed)
+            async with self._writer.changing:
+                await self._writer.change(removed)
         return route_service_pb2.DeleteRouteResponse()
 
     async def RollbackRoute(
@@ -137,7 +160,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     ) -> route_service_pb2.RollbackRouteResponse:
         """Restores an earlier version of a route."""
         model = model_of(request.name)
-        async with self._changing:
+        async with self._writer.changing:
             version = request.version or await self._writer.current(lambda: self._latest(model)) - 1
             if version < 1:
                 raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
@@ -150,11 +173,24 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     def _restored(self, content: bytes) -> route_pb2.Route:
         """Returns an earlier version that records what the route records now: no rollback begins to record again."""
         restored = parse_route(content)
-        restored.ClearField("recording")
+        for kept in ("recording", "file"):
+            restored.ClearField(kept)
         current = next((each for each in self._all() if each.name == restored.name), None)
-        if current is not None and current.HasField("recording"):
-            restored.recording.CopyFrom(current.recording)
+        if current is not None:
+            require_unowned(current)
+            if current.HasField("recording"):
+                restored.recording.CopyFrom(current.recording)
         return restored
+
+    async def ApplyFile(
+        self, request: route_service_pb2.ApplyFileRequest, _: grpc.aio.ServicerContext
+    ) -> route_service_pb2.ApplyFileResponse:
+        """Makes what a file owns its set."""
+        wanted = FileSet(file=request.file, backends=request.backends, routes=request.routes)
+        changes = await self._files.apply(wanted)
+        return route_service_pb2.ApplyFileResponse(
+            added=changes.added, changed=changes.changed, deleted=changes.deleted
+        )
 
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
@@ -163,7 +199,8 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         while not self._tables.is_loaded:
             await self._tables.next_change()
         sent = {route.name: route for route in self._all()}
-        yield route_service_pb2.WatchRoutesResponse(routes=sent.values(), snapshot_complete=True)
+        for message in _messages(sent.values(), snapshot_complete=True):
+            yield message
         drained = asyncio.create_task(self._draining.wait(), name="watch-routes-drain")
         try:
             while not self._draining.is_set():
@@ -171,9 +208,10 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 current = {route.name: route for route in self._all()}
                 changed = [route for name, route in current.items() if sent.get(name) != route]
                 removed = sorted(sent.keys() - current.keys())
+                sent = current
                 if changed or removed:
-                    sent = current
-                    yield route_service_pb2.WatchRoutesResponse(routes=changed, removed=removed)
+                    for message in _messages(changed, removed=removed):
+                        yield message
                 try:
                     await asyncio.wait([change, drained], return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -205,19 +243,33 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
 
         Raises:
             RouteExists: if it has a project, and the present route is not that project's.
+            ManagedByFile: if a file owns the present route.
+            QuotaExceeded: if it is new, and its project has as many routes as it may.
         """
         present = self._resources.find(route_resource(model))
         if present is None:
+            self._require_room(wanted.project)
             return wanted
         held = parse_route(present.content)
         if wanted.project not in ("", held.project):
             raise RouteExists(f"The model name '{model}' is in use outside {wanted.project}.", model=model)
+        require_unowned(held)
         owned = route_pb2.Route()
         owned.CopyFrom(wanted)
         owned.project = held.project
         if wanted.project and held.HasField("recording"):
             owned.recording.CopyFrom(held.recording)
         return owned
+
+    def _require_room(self, project: str) -> None:
+        held = sum(route.project == project for route in self._tables.current.routes.values())
+        if project and held >= self._max_of_project:
+            raise QuotaExceeded(
+                f"{project} has {held} model names, which is the maximum (project_max_routes). Delete a route of it "
+                "(`fulmen proxy route delete`); an operator can raise the limit.",
+                project=project,
+                quota="project_routes",
+            )
 
     async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:
         """Publishes the routes that differ from the current ones; returns all resulting routes."""
@@ -236,8 +288,18 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                     contents[route_resource(model)] = wanted.SerializeToString(deterministic=True)
             return contents
 
-        await self._writer.change(ROUTE_KIND, changed)
+        await self._writer.change(changed)
         return [self._current(model) for model in models]
+
+
+def _messages(
+    routes: Iterable[route_pb2.Route], *, removed: Sequence[str] = (), snapshot_complete: bool = False
+) -> Iterator[route_service_pb2.WatchRoutesResponse]:
+    """Yields routes, and with the last of them what else there is."""
+    *before, last = list(messages_of(routes)) or [[]]
+    for part in before:
+        yield route_service_pb2.WatchRoutesResponse(routes=part)
+    yield route_service_pb2.WatchRoutesResponse(routes=last, removed=removed, snapshot_complete=snapshot_complete)
 
 
 def _split(route: route_pb2.Route, request: route_service_pb2.SplitTrafficRequest) -> None:

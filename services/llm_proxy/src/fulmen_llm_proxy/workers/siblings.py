@@ -21,6 +21,7 @@ from fulmen.llm_proxy.v1 import (
     capture_service_pb2_grpc,
 )
 from fulmen.rpc.channel import Token, open_channel
+from fulmen_llm_proxy.settings import LlmProxySettings
 
 _METRICS_TIMEOUT_S = 5.0
 
@@ -122,3 +123,16 @@ def combined_instance(own: str, others: Sequence[str]) -> str:
     if not others:
         return own
     return hashlib.sha256("\n".join(sorted([own, *others])).encode()).hexdigest()[:32]
+
+
+async def join_workers(
+    settings: LlmProxySettings, token: Token, stack: AsyncExitStack
+) -> tuple[Siblings, WorkerSockets] | tuple[None, None]:
+    """Opens the connections to the other workers, and names this one's sockets; (None, None) with a single process."""
+    if not settings.workers_dir:
+        return None, None
+    folder = Path(settings.workers_dir)
+    siblings = await Siblings.open(
+        folder, own_index=settings.worker_index, count=settings.workers, token=token, stack=stack
+    )
+    return siblings, sockets_of(folder, settings.worker_index)

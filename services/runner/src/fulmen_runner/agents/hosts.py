@@ -17,10 +17,11 @@ from fulmen_runner.agents.container.host import ContainerHost, container_environ
 from fulmen_runner.agents.environment import Endpoints
 from fulmen_runner.agents.kubernetes.host import JobHost
 from fulmen_runner.agents.kubernetes.verdict import Patience
-from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.attempts.errors import HostUnavailable
 from fulmen_runner.settings import RunnerSettings, split
+from fulmen_service_kit.kubernetes.errors import KubernetesError
+from fulmen_service_kit.ownership import Owner
 
 REAP_INTERVAL_S = 60.0
 
@@ -190,14 +191,18 @@ async def _job_host(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
             "label of runners that have one for rollouts of this agent."
         )
     # Deferred, and in a thread: the import takes about a second.
-    kubernetes = await asyncio.to_thread(importlib.import_module, "fulmen_runner.agents.kubernetes.cluster")
-    return JobHost(
-        cluster=await kubernetes.connect(
+    kubernetes = await asyncio.to_thread(importlib.import_module, "fulmen_service_kit.kubernetes.client")
+    try:
+        cluster = await kubernetes.connect(
             kubeconfig=kubeconfig,
             context=settings.job_kube_context,
             namespace=settings.job_namespace,
             in_cluster=not kubeconfig,
-        ),
+        )
+    except KubernetesError as error:
+        raise HostUnavailable(str(error)) from None
+    return JobHost(
+        cluster=cluster,
         owner=Owner.this_process(settings.runner_host),
         endpoints=_endpoints_elsewhere(
             endpoints,

@@ -7,9 +7,9 @@ from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, FulmenError, ResourceNotFound, SecretNotFound
 from fulmen.rpc.channel import FulmenChannel
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen.store.v1 import (
-    resource_service_pb2,
     resource_service_pb2_grpc,
     secret_service_pb2,
     secret_service_pb2_grpc,
@@ -122,14 +122,13 @@ class StoreLibrary:
         return {name: value.decode(errors="replace") for name, value in answer.values.items()}
 
     async def _fetch(self, name: str, project: str) -> ResourceVersion:
-        request = resource_service_pb2.GetResourcesRequest(names=[name], project=project)
         try:
-            answer = await self._stub.GetResources(request, timeout=FETCH_TIMEOUT_S)
+            (version,) = await read_resources(self._stub, [name], project=project, timeout=FETCH_TIMEOUT_S)
         except (ResourceNotFound, ArgumentInvalid) as error:
             raise AgentFailed(f"{name} cannot be fetched: {error}") from None
         except FulmenError as error:
             raise ProgramUnavailable(f"fetching {name} failed: {error.message}") from None
-        return answer.resources[0]
+        return version
 
 
 def _prompts_too_large() -> AgentFailed:

@@ -88,6 +88,7 @@ update conversation v set call_count = (
 where v.project_id = $1 and v.id = any ($2::text[]) and v.id not in (select g.id from gone g);
 
 -- name: list_calls
+-- A standby may answer.
 select
     c.id, c.conversation, c.model, c.backend, c.policy, c.policy_version, c.http_status, c.error, c.finish_reason,
     c.created_at, c.duration_s, c.prompt_token_count, c.cached_token_count, c.completion_token_count, c.cost_micros,
@@ -102,6 +103,7 @@ order by c.id desc
 limit $3;
 
 -- name: get_call
+-- A standby may answer.
 select
     c.id, c.conversation, c.model, c.backend, c.policy, c.policy_version, c.http_status, c.error, c.finish_reason,
     c.created_at, c.duration_s, c.prompt_token_count, c.cached_token_count, c.completion_token_count, c.cost_micros,
@@ -110,9 +112,11 @@ from recorded_call c join conversation v on v.project_id = c.project_id and v.id
 where c.project_id = $1 and c.id = $2;
 
 -- name: call_contents
+-- A standby may answer.
 select c.id, c.content from recorded_call c where c.project_id = $1 and c.id = any ($2::uuid[]);
 
 -- name: list_conversations
+-- A standby may answer.
 select c.conversation, c.model, c.call_count, c.score, c.label, c.created_at, c.updated_at
 from (
     select v.id as conversation, v.* from conversation v

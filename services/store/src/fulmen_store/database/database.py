@@ -8,83 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
+from uuid import UUID
 
 import asyncpg
 import structlog
 
-from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, Violation
+from fulmen.errors import DatabaseUnavailable
 from fulmen_service_kit.security.auth import current_tenant
 from fulmen_service_kit.security.fair_turns import FairSlots
-from fulmen_store.database.queries import SQL, filtered
+from fulmen_store.database.connections import CONNECT_LIMIT_S, STATEMENT_LIMIT_S, mapped_errors, open_pool
+from fulmen_store.database.queries import SQL, filtered, is_by_day, of_days
 from fulmen_store.database.server_clock import ServerClock
-from fulmen_store.resources.versions import version_was_removed
+from fulmen_store.database.standby import READS, Standby, open_standby
 
-__all__ = ["Database", "connect", "open_pool"]
+__all__ = ["Database", "connect"]
 
 ACQUIRE_LIMIT_S: Final = 10.0
-STATEMENT_LIMIT_S: Final = 15.0
-CONNECT_LIMIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.2
-# Violated by a rollout that names a version which was removed at the same moment.
-USE_CONSTRAINT: Final = "resource_use_is_kept"
 FREE_POLL_S: Final = 0.02
 FULL_S: Final = 5.0
 """After a statement that found no space, the database counts as full."""
 
 _log = structlog.get_logger()
 
-# Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
-HOT_SETTINGS: Final = {
-    "application_name": "fulmen-store",
-    "enable_seqscan": "off",
-    # A bitmap has no order: a statement with a limit would read everything that waits.
-    "enable_bitmapscan": "off",
-    "enable_incremental_sort": "off",
-    "jit": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "statement_timeout": "15s",
-    "idle_in_transaction_session_timeout": "15s",
-    "work_mem": "32MB",
-    "timezone": "UTC",
-}
-
-# The same statement may succeed on another connection or a moment later.
-_PASSING: Final = (
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-    asyncpg.ReadOnlySQLTransactionError,
-    # The server died between two messages of a statement, before the loop has seen the end of the connection.
-    asyncpg.InternalClientError,
-    asyncpg.PostgresSystemError,
-    OSError,
-    TimeoutError,
-)
-
-_FIELDS_OF_CONSTRAINTS: Final = {
-    "rollout_group_not_overfull": ("group_id", "the group has more members than group_size"),
-    "size": ("group_size", "differs from that of the group's members"),
-}
-
-
-class HotConnection(asyncpg.Connection):
-    """A connection that returns to the pool without a round trip: no statement leaves session state."""
-
-    def get_reset_query(self) -> str:
-        """Returns the query that resets a session: none."""
-        return ""
-
 
 class Database:
     """Runs named statements; each is one commit unless it runs inside `transaction`."""
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, standby: Standby | None = None) -> None:
+        """`standby` answers reads if it can; the database closes it."""
         self._pool: asyncpg.Pool | None = pool
+        self._standby = standby
         # One is left for the store's own work.
         size = max(1, pool.get_max_size() - 1)
         self._slots = FairSlots(size, share=max(1, size // 2))
@@ -146,24 +103,43 @@ class Database:
         Raises:
             DatabaseUnavailable: If the outcome is unknown.
         """
-        async with self._connection() as connection:
-            return await connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+        return await self._fetch(_undated(name), arguments)
 
     async def fetch_filtered(
-        self, name: str, condition: str, *arguments: object, order: str = ""
+        self, name: str, condition: str, *arguments: object, order: str = "", within: str = ""
     ) -> list[asyncpg.Record]:
-        """Runs a named statement with a condition, and an order if one is given, in the places that it marks for them.
+        """Runs a named statement with a condition, and what else is given, in the places that are marked for them.
 
         Raises:
             DatabaseUnavailable: If the outcome is unknown.
         """
-        async with self._connection() as connection:
-            return await connection.fetch(filtered(name, condition, order), *arguments, timeout=STATEMENT_LIMIT_S)
+        return await self._fetch(filtered(name, condition, order, within), arguments)
+
+    async def fetch_of_days(self, name: str, rollout_ids: Iterable[UUID], *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement over the days of these rollouts and returns its rows.
+
+        Raises:
+            DatabaseUnavailable: If the outcome is unknown.
+        """
+        return await self._fetch(of_days(name, rollout_ids), arguments)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""
         rows = await self.fetch(name, *arguments)
         return rows[0] if rows else None
+
+    async def _fetch(self, statement: str, arguments: Sequence[object]) -> list[asyncpg.Record]:
+        standby = self._standby if statement.startswith(READS) else None
+        if standby is not None and standby.is_asked:
+            [written] = await self.fetch("written_position")
+            rows = await standby.fetch(statement, arguments, position=written["position"])
+            if rows is not None:
+                return rows
+        async with self._connection() as connection:
+            rows = await connection.fetch(statement, *arguments, timeout=STATEMENT_LIMIT_S)
+        if standby is not None:
+            standby.note_primary()
+        return rows
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -173,6 +149,8 @@ class Database:
 
     async def close(self) -> None:
         """Closes the connections; waits briefly for statements in progress."""
+        if self._standby is not None:
+            self._standby.close()
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -242,7 +220,11 @@ class Transaction:
 
     async def fetch(self, name: str, *arguments: object) -> list[asyncpg.Record]:
         """Runs a named statement and returns its rows."""
-        return await self._connection.fetch(SQL[name], *arguments, timeout=STATEMENT_LIMIT_S)
+        return await self._connection.fetch(_undated(name), *arguments, timeout=STATEMENT_LIMIT_S)
+
+    async def fetch_of_days(self, name: str, rollout_ids: Iterable[UUID], *arguments: object) -> list[asyncpg.Record]:
+        """Runs a named statement over the days of these rollouts and returns its rows."""
+        return await self._connection.fetch(of_days(name, rollout_ids), *arguments, timeout=STATEMENT_LIMIT_S)
 
     async def fetch_row(self, name: str, *arguments: object) -> asyncpg.Record | None:
         """Runs a named statement and returns its first row."""
@@ -250,11 +232,12 @@ class Transaction:
         return rows[0] if rows else None
 
 
-async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Database:
-    """Opens the pool; waits for a database that is still starting.
+async def connect(dsn: str, *, connections: int, start_limit_s: float, standby_dsn: str = "") -> Database:
+    """Opens the pool; waits for a database that is still starting, but not for its standby.
 
     Args:
         dsn: Connection URL.
+        standby_dsn: Connection URL of a standby that answers reads; empty for none.
         connections: Maximum number of connections.
         start_limit_s: How long to wait for the database, seconds.
 
@@ -264,33 +247,24 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float) -> Databa
     deadline = time.monotonic() + start_limit_s
     while True:
         try:
-            database = Database(await open_pool(dsn, connections=connections))
+            pool = await open_pool(dsn, connections=connections)
         except DatabaseUnavailable:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(RETRY_PAUSE_S)
         else:
+            standby = await open_standby(standby_dsn, connections=connections) if standby_dsn else None
+            database = Database(pool, standby)
             with suppress(DatabaseUnavailable):  # for the time; the watch says whether it is up
                 await database.look()
             return database
 
 
-async def open_pool(dsn: str, *, connections: int, limit_s: float = CONNECT_LIMIT_S) -> asyncpg.Pool:
-    """Opens a pool with one connection; it opens up to `connections` on demand.
-
-    Raises:
-        DatabaseUnavailable: If PostgreSQL did not accept the connection within the limit.
-    """
-    with mapped_errors():
-        return await asyncpg.create_pool(
-            dsn,
-            min_size=1,
-            max_size=connections,
-            timeout=limit_s,
-            server_settings=HOT_SETTINGS,
-            connection_class=HotConnection,
-            max_inactive_connection_lifetime=0,
-        )
+def _undated(name: str) -> str:
+    """Returns a named statement that reads no partitions of days: without the days of its rollouts it would open all."""
+    if is_by_day(name):
+        raise KeyError(f"statement {name} reads by day")
+    return SQL[name]
 
 
 @contextmanager
@@ -309,40 +283,6 @@ def _closed_if_confused(connection: Any) -> Iterator[None]:
         if not connection.is_closed():
             raise
         raise DatabaseUnavailable("The connection to the store's database was lost.") from error
-
-
-@contextmanager
-def mapped_errors() -> Iterator[None]:
-    """Maps errors of the database to those of the store.
-
-    Raises:
-        DatabaseUnavailable: For errors that may be temporary.
-        ArgumentInvalid: For values that only the database can reject.
-    """
-    try:
-        yield
-    except asyncpg.DiskFullError as error:
-        raise DatabaseUnavailable("The disk of the store's database is full.") from error
-    except _PASSING as error:
-        raise DatabaseUnavailable("The store's database cannot be reached.") from error
-    except (asyncpg.DataError, asyncpg.InterfaceError, asyncpg.ProgramLimitExceededError) as error:
-        if isinstance(error, asyncpg.DataError | asyncpg.ProgramLimitExceededError | ValueError):
-            # A number out of range or a character that PostgreSQL cannot hold, such as NUL.
-            raise ArgumentInvalid("A value of the request cannot be stored.") from error
-        raise DatabaseUnavailable("The connection to the store's database was lost.") from error
-    except asyncpg.ForeignKeyViolationError as error:
-        if error.constraint_name != USE_CONSTRAINT:
-            raise
-        raise version_was_removed() from error
-    except (asyncpg.CheckViolationError, asyncpg.NotNullViolationError) as error:
-        known = _FIELDS_OF_CONSTRAINTS.get(error.constraint_name or error.column_name or "")
-        if known is None or error.table_name != "rollout_group":
-            raise
-        field, description = known
-        raise ArgumentInvalid(
-            "The rollouts cannot be created.",
-            violations=[Violation(field=f"rollouts[].{field}", description=description)],
-        ) from error
 
 
 def columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[Sequence[Any]]:

@@ -11,17 +11,20 @@ server contains numbers that this server has not reached yet: its rows would cou
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
 import asyncpg
+import structlog
 
 from fulmen.errors import FulmenError
-from fulmen_store.database.database import mapped_errors
+from fulmen_store.database.connections import mapped_errors
 from fulmen_store.database.queries import SQL
 
 __all__ = [
@@ -35,7 +38,13 @@ __all__ = [
 
 # "fulmen" in ASCII: the advisory lock of migrations.
 LOCK_KEY: Final = 0x66756C6D656E
+# Whoever works in a table waits behind a migration that waits for it: for no longer than this, once in a pause.
+LOCK_LIMIT_MS: Final = 500
+LOCK_PAUSE_S: Final = 2.0
+# A dump may take this long.
+TABLES_LIMIT_S: Final = 6 * 3600.0
 _FILE_NAME: Final = re.compile(r"(\d{4})_(pre|post)_[a-z0-9_]+\.sql")
+_log = structlog.get_logger()
 _LEDGER: Final = """
 create table if not exists schema_migration (
     number int primary key, name text not null, digest text not null, applied_at timestamptz not null default now()
@@ -108,7 +117,8 @@ async def migrate(
 
     Raises:
         DatabaseUnavailable: If the database cannot be reached.
-        MigrationError: If an applied file differs from this version's, or the schema is newer; nothing was applied.
+        MigrationError: If an applied file differs from this version's, or the schema is newer; nothing was applied. Or if
+            another session used the tables of a migration for six hours.
     """
     known = all_migrations() if migrations is None else migrations
     with mapped_errors():
@@ -139,13 +149,28 @@ async def _missing(connection: asyncpg.Connection, known: Sequence[Migration]) -
 
 
 async def _apply(connection: asyncpg.Connection, migrations: Sequence[Migration]) -> None:
+    await connection.execute(f"set lock_timeout = '{LOCK_LIMIT_MS}ms'")
     for migration in migrations:
+        deadline = time.monotonic() + TABLES_LIMIT_S
+        while not await _is_applied(connection, migration):
+            if time.monotonic() > deadline:
+                raise MigrationError(f"The migration {migration.name} needs tables that another session uses.")
+            _log.warning("migration_waits_for_tables", migration=migration.name)
+            await asyncio.sleep(LOCK_PAUSE_S)
+
+
+async def _is_applied(connection: asyncpg.Connection, migration: Migration) -> bool:
+    """Applies a migration; returns False, with nothing changed, if another session uses a table that it needs."""
+    try:
         async with connection.transaction():
             await connection.execute(migration.text)
             await connection.execute(
                 "insert into schema_migration (number, name, digest) values ($1, $2, $3)",
                 migration.number, migration.name, migration.digest,
             )  # fmt: skip
+    except asyncpg.LockNotAvailableError:
+        return False
+    return True
 
 
 BATCH: Final = 500_000

@@ -5,22 +5,29 @@ Expressions for filters live in `rollouts/fragments/*.sql` and `calls/fragments/
 A table's columns are listed once, with their types, under a line `-- columns: NAME`. Statements refer to one or more
 lists, joined by `+`: `{NAME}` stands for the names, `{x.NAME}` for the names qualified by x, and `{NAME[n]}` for array
 parameters from `$n` on, as `unnest` takes them. `arguments` makes the arrays from records with attributes of these names.
+
+`true /* days */` stands where a statement reads `span_chunk q`: `of_days` puts the days of its rollouts there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from operator import attrgetter
 from typing import Final
+from uuid import UUID
 
-__all__ = ["CALL_FRAGMENTS", "FRAGMENTS", "SQL", "Fragments", "arguments", "filtered"]
+from fulmen_store.database.days import days_condition
+
+__all__ = ["CALL_FRAGMENTS", "FRAGMENTS", "SQL", "Fragments", "arguments", "filtered", "is_by_day", "of_days"]
 
 _MARK: Final = "-- name: "
 _FILTER_MARK: Final = "true /* filter */"
+_DAYS_MARK: Final = "true /* days */"
 _ORDER: Final = re.compile(r"order by [^\n]* /\* order \*/")
+_LIST: Final = re.compile(r"select [^\n]* /\* list \*/")
 _COLUMNS: Final = re.compile(r"^-- columns: (\w+)\n((?:--   .*\n)+)", re.M)
 _REFERENCE: Final = re.compile(r"\{(?:(\w+)\.)?([a-z_]+(?:\+[a-z_]+)*)(?:\[(\d+)\])?\}")
 
@@ -105,10 +112,11 @@ FRAGMENTS: Final = Fragments("rollouts/fragments")
 CALL_FRAGMENTS: Final = Fragments("calls/fragments")
 
 
-def filtered(name: str, condition: str, order: str = "") -> str:
+def filtered(name: str, condition: str, order: str = "", within: str = "") -> str:
     """Returns a named statement with a condition, made of fragments only, in place of its `/* filter */`.
 
-    An order, made likewise, takes the place of the one before its `/* order */`.
+    An order, made likewise, takes the place of the one before its `/* order */`. The whole takes the place of the list
+    before the `/* list */` of the statement `within`.
     """
     before, mark, after = SQL[name].partition(_FILTER_MARK)
     if not mark:
@@ -117,4 +125,18 @@ def filtered(name: str, condition: str, order: str = "") -> str:
         after, count = _ORDER.subn(lambda _: f"order by {order}", after)
         if count != 1:
             raise KeyError(f"statement {name} accepts no order")
-    return f"{before}{condition}{after}"
+    listed = f"{before}{condition}{after}"
+    return _LIST.sub(lambda _: listed, SQL[within]) if within else listed
+
+
+@cache
+def is_by_day(name: str) -> bool:
+    """Returns whether a named statement reads the partitions of days."""
+    return _DAYS_MARK in SQL[name]
+
+
+def of_days(name: str, rollout_ids: Iterable[UUID]) -> str:
+    """Returns a named statement that reads the days of these rollouts alone, in place of its `/* days */`."""
+    if not is_by_day(name):
+        raise KeyError(f"statement {name} does not read by day")
+    return SQL[name].replace(_DAYS_MARK, days_condition(rollout_ids))

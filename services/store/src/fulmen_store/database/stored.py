@@ -17,20 +17,23 @@ UNREADABLE = "What the store has of it cannot be read."
 _log = structlog.get_logger()
 
 
-def read_column(message: Any, stored: bytes | None) -> Any:
+def read_column(message: Any, stored: bytes | None, *, max_bytes: int | None = None) -> Any:
     """Returns a stored message; None if there is none, or if it cannot be read, which the log says once.
 
     Args:
         message: The class of the message.
         stored: The column's value.
+        max_bytes: Size beyond which it is not read, because nothing of that size is written; None for any.
     """
     if stored is None:
         return None
-    try:
-        return message.FromString(stored)
-    except DecodeError:
-        _report(message.DESCRIPTOR.full_name, len(stored), hashlib.sha256(stored).digest())
-        return None
+    if max_bytes is None or len(stored) <= max_bytes:
+        try:
+            return message.FromString(stored)
+        except DecodeError:
+            pass
+    _report(message.DESCRIPTOR.full_name, len(stored), hashlib.sha256(stored).digest())
+    return None
 
 
 def unreadable_columns() -> int:

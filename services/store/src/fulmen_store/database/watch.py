@@ -16,7 +16,8 @@ import asyncpg
 import structlog
 
 from fulmen.errors import DatabaseUnavailable
-from fulmen_store.database.database import HOT_SETTINGS, Database, mapped_errors, open_pool
+from fulmen_store.database.connections import HOT_SETTINGS, mapped_errors, open_pool
+from fulmen_store.database.database import Database
 
 __all__ = ["DatabaseWatch"]
 

@@ -36,12 +36,16 @@ class RolloutLeases:
         project: `projects/{project}`.
         mode: Number of the rollout's mode, as in `fulmen.store.v1`.
         ended: State in which the attempt ended; None if it has not ended or never existed.
+        training_run: Name of the rollout's training run; empty without one.
+        agent: Version of the rollout's agent; empty without one.
     """
 
     project: str
     mode: int
     leases: Leases
     ended: AttemptState | None
+    training_run: str = ""
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class CheckedAttempt:
     project: str = ""
     mode: int = 0
     current_epoch: int = 0
+    training_run: str = ""
+    agent: str = ""
 
 
 _NOT_FOUND = CheckedAttempt(status=AttemptStatus.NOT_FOUND)
@@ -78,4 +84,12 @@ def check_attempt(known: RolloutLeases | None, *, number: int, epoch: int) -> Ch
         status = AttemptStatus.CANCEL_REQUESTED if known.leases.cancel_requested else AttemptStatus.LIVE
     else:
         status = AttemptStatus.STALE_EPOCH if current > number else AttemptStatus.ENDED
-    return CheckedAttempt(status=status, state=state, project=known.project, mode=known.mode, current_epoch=current)
+    return CheckedAttempt(
+        status=status,
+        state=state,
+        project=known.project,
+        mode=known.mode,
+        current_epoch=current,
+        training_run=known.training_run,
+        agent=known.agent,
+    )

@@ -17,6 +17,7 @@ from fulmen_store.leases.leases import AttemptReport, Grant
 from fulmen_store.rollouts.transitions import FailureKind
 
 __all__ = [
+    "MAX_REPORT_BYTES",
     "explained",
     "failure_line",
     "report_of",
@@ -25,7 +26,10 @@ __all__ = [
 
 MAX_REWARDS: Final = 256
 MAX_OUTPUT_BYTES: Final = 64 * 1024
-MAX_MESSAGE_CHARS: Final = 4096
+MAX_MESSAGE_BYTES: Final = 4096
+MAX_CONTENT_TYPE: Final = 128
+# Above what the limits of its fields allow, names of rewards included.
+MAX_REPORT_BYTES: Final = 112 * 1024
 SPAN_ID_BYTES: Final = 8
 FINAL_DIMENSION: Final = "reward"
 MAX_LINE_CHARS: Final = 200
@@ -90,6 +94,8 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         for reward in result.rewards
     ]
     problem = _problem(kind=result.failure_kind, rewards=rewards, output_size=len(result.output))
+    if not problem and len(result.output_content_type) > MAX_CONTENT_TYPE:
+        problem = f"output_content_type is longer than {MAX_CONTENT_TYPE} characters"
     if problem:
         return problem
     if attempt.number != result.epoch:
@@ -98,7 +104,7 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
     if session_id is None:
         return "lease_id is not that of the assignment"
     report = attempt_pb2.Attempt(
-        failure_message=result.failure_message[-MAX_MESSAGE_CHARS:],
+        failure_message=_shortened(result.failure_message),
         rewards=result.rewards,
         output=result.output,
         output_content_type=result.output_content_type,
@@ -106,13 +112,17 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
     for reward in report.rewards:
         if not reward.dimension:
             reward.dimension = FINAL_DIMENSION
+    # Fields that the store does not know are kept with those that it knows.
+    stored = report.SerializeToString(deterministic=True)
+    if len(stored) > MAX_REPORT_BYTES:
+        return f"the result has {len(stored)} bytes, at most {MAX_REPORT_BYTES} are allowed"
     return AttemptReport(
         project_id=project_id,
         rollout_id=attempt.rollout_id,
         session_id=session_id,
         epoch=attempt.number,
         kind=_KINDS[result.failure_kind],
-        report=report.SerializeToString(deterministic=True),
+        report=stored,
         reward=_final(rewards),
         failure=failure_line(report.failure_message) if result.failure_kind else None,
     )
@@ -129,6 +139,13 @@ def unreadable_report(grant: Grant) -> AttemptReport:
         report=explained(UNREADABLE),
         failure=failure_line(UNREADABLE),
     )
+
+
+def _shortened(text: str) -> str:
+    """Returns the end of a message, as much as may be stored."""
+    if len(text) * 4 <= MAX_MESSAGE_BYTES or len(encoded := text.encode()) <= MAX_MESSAGE_BYTES:
+        return text
+    return encoded[-MAX_MESSAGE_BYTES:].decode(errors="ignore")
 
 
 def _final(rewards: Sequence[_Reward]) -> float | None:

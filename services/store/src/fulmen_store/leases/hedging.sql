@@ -4,7 +4,7 @@
 -- name: hedgeable_attempts
 select
     i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.session,
-    i.runner_losses, null::float8 as first_run_at_s, extract(epoch from now() - i.leased_at)::float8 as age_s
+    i.runner_losses, i.request_bytes, null::float8 as first_run_at_s, extract(epoch from now() - i.leased_at)::float8 as age_s
 from item i
 -- What runs alone on its runner gets no second attempt.
 where i.project_id = any ($1::int[]) and i.hedged and i.runner_losses < 2 and i.session is not null
@@ -39,12 +39,15 @@ with k as (
     select
         x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, x.reward, x.failure, i.c, i.leased_at,
         i.rival_session, i.rival_epoch, i.rival_leased_at
-    from unnest(
-        $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[],
-        $9::int[], $10::float8[], $11::text[]
-    ) as x (
-        id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id, reward, failure
-    )
+    from (
+        select y.* from unnest(
+            $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[],
+            $9::int[], $10::float8[], $11::text[]
+        ) as y (
+            id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id, reward, failure
+        )
+        order by y.id
+    ) x
     cross join lateral (
         select
             q.ctid as c,
@@ -67,6 +70,10 @@ with k as (
         i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
         k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure,
         k.rival_session, k.rival_epoch, k.rival_leased_at
+), c as (
+    insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
+    select d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent, -count(*) from d
+    group by d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent
 ), u as (
     update item i set
         session = k.rival_session, epoch = k.rival_epoch, leased_at = k.rival_leased_at,

@@ -4,6 +4,9 @@
 -- changed since the statement's snapshot is not returned; the caller classifies and retries. Where a row is found by its
 -- id, its session is compared by `is not distinct from`, so that no plan uses the index of sessions, which finds all leases
 -- of a session. Rows with two leases are handled by hedging.sql.
+--
+-- Statements that wait for locks of several rows take them in the order of the rows' keys, whatever the caller's is: no two of
+-- them wait for each other.
 
 -- name: claim_rollouts
 with k as (
@@ -87,13 +90,16 @@ with k as (
     select
         x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, x.reward, x.failure,
         i.c, i.session, i.leased_at
-    from unnest(
-        $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
-        $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[], $13::float8[], $14::text[]
-    ) as x (
-        id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id, runner_loss,
-        reward, failure
-    )
+    from (
+        select y.* from unnest(
+            $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
+            $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[], $13::float8[], $14::text[]
+        ) as y (
+            id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id,
+            runner_loss, reward, failure
+        )
+        order by y.id
+    ) x
     cross join lateral (
         select q.ctid as c, q.session, q.leased_at from item q
         where q.id = x.id and q.session is not distinct from x.session and q.epoch = x.epoch
@@ -107,15 +113,19 @@ with k as (
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
         i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure
+), c as (
+    insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
+    select d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent, -count(*) from d
+    group by d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent
 ), u as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
         runner_losses = i.runner_losses + k.runner_loss,
-        run_at = now() + k.delay_s * interval '1 second'
+        run_at = now() + k.delay_s * interval '1 second', delayed = k.delay_s > 0
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        i.runner_losses, i.request_bytes, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
 ), a as (
     insert into attempt (
         rollout_id, number, state, failure_kind, rollout_state, session, started_at, report
@@ -153,13 +163,13 @@ with k as (
 )
 select
     d.id, d.epoch, d.session, d.project_id, d.sort_priority, d.labels, d.group_key, d.task_type, d.agent, d.rollout_state,
-    d.kind as failure_kind, d.runner_losses, null::float8 as first_run_at_s,
+    d.kind as failure_kind, d.runner_losses, 0 as request_bytes, null::float8 as first_run_at_s,
     extract(epoch from now() - d.leased_at)::float8 as duration_s
 from d
 union all
 select
     u.id, u.epoch, u.session, u.project_id, u.sort_priority, u.labels, u.group_key, u.task_type, u.agent, u.rollout_state,
-    u.kind as failure_kind, u.runner_losses, null::float8 as first_run_at_s,
+    u.kind as failure_kind, u.runner_losses, u.request_bytes, null::float8 as first_run_at_s,
     extract(epoch from now() - u.leased_at)::float8 as duration_s
 from u;
 
@@ -174,7 +184,7 @@ cross join lateral (select q.project_id from rollout q where q.id = x.id limit 1
 
 -- name: refill_queue
 select
-    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses, i.request_bytes,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from item i
@@ -191,13 +201,13 @@ with recursive r as (
     from r where r.sort_priority is not null
 )
 select
-    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses,
+    i.id, i.project_id, i.sort_priority, i.labels, i.group_key, i.task_type, i.agent, i.runner_losses, i.request_bytes,
     case when i.epoch = 0 then extract(epoch from i.run_at) end::float8 as first_run_at_s,
     greatest(extract(epoch from i.run_at - now()), 0)::float8 as delay_s
 from r
 cross join lateral (
-    select q.id, q.project_id, q.sort_priority, q.labels, q.group_key, q.task_type, q.agent, q.runner_losses, q.epoch,
-        q.run_at
+    select q.id, q.project_id, q.sort_priority, q.labels, q.group_key, q.task_type, q.agent, q.runner_losses,
+        q.request_bytes, q.epoch, q.run_at
     from item q
     where q.project_id = $1 and q.sort_priority = r.sort_priority and q.session is null
     order by q.id limit $2
@@ -206,7 +216,8 @@ where r.sort_priority is not null;
 
 -- name: all_projects
 select
-    p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules,
+    p.id, p.name, p.weight, p.max_running, p.max_queued, p.rules, p.order_revision,
+    p.paused_at is not null or p.deleted_at is not null as is_paused, p.deleted_at is not null as is_deleted,
     (select array_agg(l.agent order by l.agent) from lost_runner l where l.project_id = p.id and l.paused_at is not null)
         as paused_agents
 from project p order by p.id;
@@ -225,23 +236,47 @@ select s.id, s.project from runner_session s where s.id = any ($1::uuid[]);
 
 -- name: renew_sessions
 -- Joined by key, not changed by ctid: a session that another replica renews concurrently must still be found.
+with k as (
+    select x.id, x.heard, x.load, x.ended, x.failed
+    from (
+        select y.* from unnest($1::uuid[], $3::boolean[], $4::bytea[], $5::bigint[], $6::bigint[])
+            as y (id, heard, load, ended, failed)
+        order by y.id
+    ) x
+    cross join lateral (
+        select q.id from runner_session q where q.id = x.id and q.ended_at is null limit 1 for update
+    ) s
+)
 update runner_session s set
-    lease_until = case when x.heard then now() + $2 * interval '1 second' else s.lease_until end,
-    load = coalesce(x.load, s.load), ended_count = s.ended_count + x.ended, failed_count = s.failed_count + x.failed
-from unnest($1::uuid[], $3::boolean[], $4::bytea[], $5::bigint[], $6::bigint[]) as x (id, heard, load, ended, failed)
-where s.id = x.id and s.ended_at is null
+    lease_until = case when k.heard then now() + $2 * interval '1 second' else s.lease_until end,
+    load = coalesce(k.load, s.load), ended_count = s.ended_count + k.ended, failed_count = s.failed_count + k.failed
+from k
+where s.id = k.id and s.ended_at is null
 returning s.id;
 
 -- name: end_sessions
-update runner_session s set ended_at = now()
-where s.id = any ($1::uuid[]) and s.ended_at is null
+with k as (
+    select s.id
+    from (select y.id from unnest($1::uuid[]) as y (id) order by y.id) x
+    cross join lateral (
+        select q.id from runner_session q where q.id = x.id and q.ended_at is null limit 1 for update
+    ) s
+)
+update runner_session s set ended_at = now() from k where s.id = k.id and s.ended_at is null
 returning s.id;
 
 -- name: end_expired_sessions
 -- Ends none if the clock does not show what is expected, $1 within $2: it was set, and the caller has not seen it yet.
+-- A session that is being renewed is not expired.
+with k as (
+    select q.id from runner_session q
+    where q.ended_at is null and q.lease_until < now() and abs(extract(epoch from now())::float8 - $1::float8) <= $2::float8
+    order by q.id for update skip locked
+)
 update runner_session s set
     ended_at = now(),
     lost_leases = (select count(*) from item i where i.session = s.id)
         + (select count(*) from item i where i.hedge_session = s.id)
-where s.ended_at is null and s.lease_until < now() and abs(extract(epoch from now())::float8 - $1::float8) <= $2::float8
+from k
+where s.id = k.id
 returning s.id, s.lost_leases;

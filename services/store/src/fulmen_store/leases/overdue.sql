@@ -24,7 +24,12 @@ with k as (
     order by q.deadline limit $1 for update skip locked
 ), d as (
     delete from item i using k where i.ctid = k.c
-    returning i.id, i.project_id, i.run_id, i.group_key, i.group_size
+    returning
+        i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent
+), c as (
+    insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
+    select d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent, -count(*) from d
+    group by d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent
 ), e as (
     insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
     select d.id, d.project_id, d.run_id, d.group_key, d.group_size, 5, 2 from d

@@ -22,6 +22,7 @@ from fulmen_store.rollouts.transitions import FailureKind
 from fulmen_store.runners.session_updates import SessionUpdates
 from fulmen_store.scheduling.dispatcher import released
 from fulmen_store.scheduling.runner_streams import (
+    OUTBOX_BYTES,
     Assigned,
     CancelRequested,
     LeasesLost,
@@ -90,9 +91,19 @@ class Sessions:
         await self._sessions.open(session_id, owner=owner, host=host, info=info, ttl_s=self.lease_ttl_s)
         return session_id
 
-    def attach(self, session_id: UUID, *, labels: frozenset[str], projects: frozenset[int] | None) -> RunnerStream:
-        """Opens a stream for a session at this replica and closes the previous one."""
-        stream = RunnerStream(session_id=session_id, labels=labels, projects=projects)
+    def attach(
+        self,
+        session_id: UUID,
+        *,
+        labels: frozenset[str],
+        projects: frozenset[int] | None,
+        room_bytes: int = OUTBOX_BYTES,
+    ) -> RunnerStream:
+        """Opens a stream for a session at this replica and closes the previous one.
+
+        `room_bytes` is the size of assignments that it can be sent at once.
+        """
+        stream = RunnerStream(session_id=session_id, labels=labels, projects=projects, room_bytes=room_bytes)
         self._streams.attach(stream)
         return stream
 

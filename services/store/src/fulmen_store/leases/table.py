@@ -156,8 +156,7 @@ class PgLeaseTable:
     async def projects(self) -> list[Project]:
         """Returns all projects."""
         rows = await self._database.fetch("all_projects")
-        for row in rows:
-            self._projects.learn(row["id"], row["name"])
+        self._projects.learn_all(rows)
         return [Project(project_id=row["id"], name=row["name"], terms=terms_of(row)) for row in rows]
 
     async def oldest(self, project_id: int, *, per_priority: int) -> list[tuple[ReadyItem, float]]:
@@ -276,6 +275,7 @@ def item_of(row: asyncpg.Record) -> ReadyItem:
         task_type=row["task_type"],
         agent=row["agent"],
         runs_alone=row["runner_losses"] >= MAX_LOST_RUNNERS,
+        request_bytes=row["request_bytes"],
         since_s=waits_since(row["id"], row["first_run_at_s"]),
     )
 
@@ -302,6 +302,8 @@ class AttemptCheckTable:
                 mode=row["mode"],
                 leases=Leases(epochs=frozenset(held), cancel_requested=bool(row["cancel_requested"])),
                 ended=None if row["state"] is None else AttemptState(row["state"]),
+                training_run=row["training_run"],
+                agent=row["agent"],
             )
         return found
 

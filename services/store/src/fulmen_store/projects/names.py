@@ -1,9 +1,9 @@
-"""Names and numbers of projects. A project is never removed and keeps both, so they can be cached."""
+"""Names and numbers of projects. A project keeps both, so they are cached, until all replicas learn that it is deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from fulmen_store.database.database import Database
 from fulmen_store.projects.projects import is_project_name, unknown_project
@@ -26,6 +26,11 @@ class ProjectNames:
         """Records a project."""
         self._numbers[name] = number
         self._names[number] = name
+
+    def learn_all(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Records all projects; the name of one that is deleted means none."""
+        self._names |= {row["id"]: row["name"] for row in rows}
+        self._numbers = {row["name"]: row["id"] for row in rows if not row["is_deleted"]}
 
     async def find(self, name: str) -> int:
         """Returns the number of a project; `NO_PROJECT` if it is unknown."""
@@ -56,8 +61,7 @@ class ProjectNames:
     async def load(self, numbers: Iterable[int]) -> None:
         """Reads the names of projects that are not known yet."""
         if any(number not in self._names for number in numbers):
-            for row in await self._database.fetch("all_projects"):
-                self.learn(row["id"], row["name"])
+            self.learn_all(await self._database.fetch("all_projects"))
 
     def name(self, number: int) -> str:
         """Returns the name of a project that was found or loaded before."""

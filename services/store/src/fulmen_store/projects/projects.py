@@ -1,6 +1,6 @@
 """Projects (tenants): weight, quotas, retention, rules and model limits, updated under an etag.
 
-Invariant: a project is never removed, and its name never changes.
+Invariant: the name of a project never changes, and is never given to another one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ from typing import Final
 
 import structlog
 
-from fulmen.errors import ArgumentInvalid, DatabaseUnavailable, EtagMismatch, ProjectExists, ProjectNotFound, Violation
+from fulmen.errors import (
+    ArgumentInvalid,
+    DatabaseUnavailable,
+    EtagMismatch,
+    ProjectExists,
+    ProjectNotFound,
+    RolloutStateInvalid,
+    Violation,
+)
+from fulmen.ids import DEFAULT_PROJECT, rollout_name
+from fulmen_store.budgets import budget_problems
 from fulmen_store.leases.leases import LeaseTable, Project
+from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.table import ProjectDraft, ProjectTable, ProjectView
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.rollouts.transitions import RolloutState
 from fulmen_store.scheduling.dispatcher import Dispatcher
 
 __all__ = [
@@ -70,7 +82,8 @@ class Projects:
         _raise_if(violations, "The project cannot be created.")
         view = await self._table.add(draft, request_id=request_id)
         if view is None:
-            raise ProjectExists("The project exists: change it with UpdateProject.", project=draft.name)
+            text = "The project exists, or existed: change it with UpdateProject. The name of a deleted one is not given again."
+            raise ProjectExists(text, project=draft.name)
         self._wakeups.announce([PROJECTS_CHANGED])
         return view
 
@@ -103,6 +116,25 @@ class Projects:
             raise EtagMismatch("The project has changed since it was read.", project=draft.name)
         self._wakeups.announce([PROJECTS_CHANGED])
         return changed
+
+    async def delete(self, name: str, *, cancel: bool) -> None:
+        """Deletes a project: it is as if it did not exist, and a background role removes what belongs to it. Idempotent.
+
+        Raises:
+            ArgumentInvalid: If it is the default project.
+            ProjectNotFound: If it does not exist.
+            RolloutStateInvalid: If one of its rollouts runs, unless they are to be cancelled.
+        """
+        if name == DEFAULT_PROJECT:
+            raise malformed("name", "is the default project, which cannot be deleted")
+        found = await self._table.delete(name, cancel=cancel) if is_project_name(name) else None
+        if found is None:
+            raise unknown_project(name)
+        if found.running is not None:
+            rollout = rollout_name(name, found.running)
+            text = "A rollout of the project runs: wait until it has ended, or let the deletion cancel it."
+            raise RolloutStateInvalid(text, rollout=rollout, state=RolloutState.RUNNING.name)
+        self._wakeups.announce([PROJECTS_CHANGED])
 
     async def resume_agent(self, name: str, agent: str) -> bool:
         """Resumes a paused agent version of a project; returns whether it was paused.
@@ -190,6 +222,7 @@ def _problems(draft: ProjectDraft) -> Iterator[Violation]:
         maximum = MAX_LIMITS[path.rpartition(".")[2]]
         if not 0 <= limit <= maximum:
             yield _violation(f"model_limits.{path}", f"is {limit}, allowed are 1 to {maximum}")
+    yield from budget_problems(draft.budgets)
 
 
 def _violation(path: str, description: str) -> Violation:

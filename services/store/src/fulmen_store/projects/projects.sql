@@ -1,5 +1,5 @@
 -- name: find_project
-select p.id from project p where p.name = $1;
+select p.id from project p where p.name = $1 and p.deleted_at is null;
 
 -- name: add_project
 insert into project (name, weight, max_running, max_queued, retention, rules, model_limits)
@@ -9,13 +9,13 @@ returning name, weight, max_running, max_queued, retention, rules, model_limits,
 
 -- name: get_project
 select p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.model_limits, p.revision, p.created_at
-from project p where p.name = $1;
+from project p where p.name = $1 and p.deleted_at is null;
 
 -- name: replace_project
 update project p set
     weight = $2, max_running = $3, max_queued = $4, retention = $5, rules = $6, model_limits = $7,
     revision = p.revision + 1
-where p.name = $1 and p.revision = $8
+where p.name = $1 and p.revision = $8 and p.deleted_at is null
 returning p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.model_limits, p.revision, p.created_at;
 
 -- name: resume_agent
@@ -29,6 +29,6 @@ returning l.paused_at is not null as was_paused;
 -- name: list_projects
 select p.name, p.weight, p.max_running, p.max_queued, p.retention, p.rules, p.model_limits, p.revision, p.created_at
 from project p
-where p.name > $1 and ($2::text is null or p.name = $2)
+where p.name > $1 and ($2::text is null or p.name = $2) and p.deleted_at is null
 order by p.name
 limit $3;

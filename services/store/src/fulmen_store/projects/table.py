@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import asyncpg
 
+from fulmen_store.budgets import Budget
 from fulmen_store.database.database import Database
 
 __all__ = [
+    "DeletedProject",
     "IssuedToken",
     "ProjectDraft",
     "ProjectTable",
@@ -61,6 +64,21 @@ class ProjectTable:
         """Replaces every field if the project is still at `revision`; otherwise returns None."""
         row = await self._database.fetch_row("replace_project", draft.name, *_columns(draft), revision)
         return None if row is None else _project(row)
+
+    async def delete(self, name: str, *, cancel: bool) -> DeletedProject | None:
+        """Deletes a project and revokes its tokens, in one commit, unless one of its rollouts runs and is not to be cancelled.
+
+        Returns None if there is none of this name; one that is deleted already counts.
+        """
+        async with self._database.transaction() as transaction:
+            row = await transaction.fetch_row("hold_project", name)
+            if row is None:
+                return None
+            if row["running"] is not None and not cancel:
+                return DeletedProject(running=row["running"])
+            await transaction.fetch("mark_deleted", name)
+            await transaction.fetch("revoke_project_tokens", name)
+        return DeletedProject(running=None)
 
     async def resume_agent(self, name: str, agent: str) -> bool:
         """Forgets the lost runners of an agent version of a project; returns whether it was paused."""
@@ -143,6 +161,7 @@ class ProjectDraft:
         ageing_interval_s: Ageing interval of the rules, seconds; 0 is off.
         model_limits: Serialized `fulmen.store.v1.ModelLimits`, opaque here; None means no limits.
         limits: Numbers in `model_limits` by path, such as `project.tokens_per_minute`; 0 means no limit.
+        budgets: Budgets in `model_limits`.
     """
 
     name: str
@@ -154,6 +173,7 @@ class ProjectDraft:
     ageing_interval_s: float = 0.0
     model_limits: bytes | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
+    budgets: Sequence[Budget] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +197,13 @@ class ProjectView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedProject:
+    """A deleted project, or one of its running rollouts, which kept it from being deleted."""
+
+    running: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraft:
     """A token as requested.
 
@@ -184,13 +211,15 @@ class TokenDraft:
         project: `projects/{project}` or `projects/*`.
         role: Number of a `fulmen.store.v1.TokenRole`.
         subject: User or program that the token identifies.
-        ttl_s: Lifetime, seconds; None means 30 days.
+        ttl_s: Lifetime, seconds; None means the usual one of the role.
+        training_run: Role ENGINE or RANK: the run that it is bound to.
     """
 
     project: str
     role: int
     subject: str
     ttl_s: float | None = None
+    training_run: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,4 +42,9 @@ order by t.turn, t.expires_at desc
 limit $2;
 
 -- name: delete_expired_tokens
-delete from issued_token t where t.expires_at < now() - interval '1 hour';
+delete from issued_token t where t.ctid = any (array(
+    select q.ctid from issued_token q
+    where q.expires_at < now() - interval '1 hour'
+    order by q.expires_at limit $1 for update skip locked
+))
+returning 1;

@@ -24,6 +24,7 @@ from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
 from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
+from fulmen_store.rollouts.feed_watch import FeedWatch
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import CancelRequested, Notice, RunnerStreams
 
@@ -74,12 +75,15 @@ class NotificationSender:
         self._pending.ready.update(projects)
         self._arrived.set()
 
+    def rollouts_finished(self, projects: Iterable[int]) -> None:
+        """Records projects in which rollouts became final."""
+        self._pending.finished.update(projects)
+        self._arrived.set()
+
     def announced(self, keys: Iterable[Hashable]) -> None:
-        """Records the wake-up keys announced here: finished rollouts, resources and projects."""
+        """Records the wake-up keys announced here: resources and projects."""
         for key in keys:
             match key:
-                case ("finished", int(project_id)):
-                    self._pending.finished.add(project_id)
                 case ("resources", int(project_id)):
                     self._pending.resources.add(project_id)
                 case ("projects",):
@@ -148,6 +152,7 @@ class NotificationReceiver:
         self,
         *,
         dispatcher: Dispatcher,
+        feed: FeedWatch,
         wakeups: Wakeups,
         leases: LeaseTable,
         streams: RunnerStreams,
@@ -156,11 +161,13 @@ class NotificationReceiver:
 
         Args:
             dispatcher: Dispatcher that reads waiting rollouts.
-            wakeups: Wake-ups of feeds and watchers.
+            feed: Role that looks for finished rollouts.
+            wakeups: Wake-ups of watchers of resources and projects.
             leases: Table in which cancellations are checked.
             streams: Streams of the runners connected here.
         """
         self._dispatcher = dispatcher
+        self._feed = feed
         self._wakeups = wakeups
         self._leases = leases
         self._streams = streams
@@ -173,9 +180,9 @@ class NotificationReceiver:
         """
         if notification.ready:
             self._dispatcher.hint(frozenset(notification.ready))
+        self._feed.hint(notification.finished)
         self._wakeups.wake(
             [
-                *(("finished", project) for project in notification.finished),
                 *(("resources", project) for project in notification.resources),
                 *([PROJECTS_CHANGED] if notification.projects_changed else []),
             ]

@@ -8,7 +8,11 @@ with me as (
     on conflict (id) do update set
         address = excluded.address, runner_count = excluded.runner_count, lease_until = excluded.lease_until
 ), forgotten as (
-    delete from replica r where r.lease_until < now() - interval '1 hour' and r.id <> $1
+    delete from replica r where r.id = any (array(
+        select q.id from replica q
+        where q.lease_until < now() - interval '1 hour' and q.id <> $1
+        order by q.id limit 100 for update skip locked
+    ))
 )
 select r.id, r.address, r.runner_count from replica r where r.lease_until > now() and r.id <> $1 order by r.id;
 

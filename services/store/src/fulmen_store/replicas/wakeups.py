@@ -35,10 +35,6 @@ class Wakeups:
         self.wake(happened)
         self.announced.emit(happened)
 
-    def announce_finished(self, projects: Iterable[int]) -> None:
-        """Wakes the watchers of projects in which rollouts became final."""
-        self.announce(("finished", project) for project in projects)
-
     def wake(self, keys: Iterable[Hashable]) -> None:
         """Wakes the waiters of keys; ignores keys that never had a waiter."""
         for key in keys:

@@ -42,7 +42,9 @@ on conflict (resource_id, alias) do update set
     version = excluded.version, revision = resource_alias.revision + 1, xid = excluded.xid, updated_at = now();
 
 -- name: version_by_number
-select r.name, r.kind, v.resource_id, v.version, v.content_type, v.content, v.sha256, octet_length(v.content) as size_bytes,
+-- With its content if that has at most $4 bytes.
+select r.name, r.kind, v.resource_id, v.version, v.content_type,
+    case when octet_length(v.content) <= $4::int then v.content else ''::bytea end as content, v.sha256, octet_length(v.content) as size_bytes,
     v.parent, v.metadata, v.created_at, v.ttl_ms, v.expires_at,
     resource_dependencies(v.resource_id, v.version) as dependencies
 from resource r
@@ -50,13 +52,20 @@ join resource_version v on v.resource_id = r.id
 where r.project_id = $1 and r.name = $2 and v.version = $3;
 
 -- name: version_by_alias
-select r.name, r.kind, v.resource_id, v.version, v.content_type, v.content, v.sha256, octet_length(v.content) as size_bytes,
+select r.name, r.kind, v.resource_id, v.version, v.content_type,
+    case when octet_length(v.content) <= $4::int then v.content else ''::bytea end as content, v.sha256, octet_length(v.content) as size_bytes,
     v.parent, v.metadata, v.created_at, v.ttl_ms, v.expires_at,
     resource_dependencies(v.resource_id, v.version) as dependencies
 from resource r
 join resource_alias a on a.resource_id = r.id
 join resource_version v on v.resource_id = r.id and v.version = a.version
 where r.project_id = $1 and r.name = $2 and a.alias = $3;
+
+-- name: content_part
+select substring(v.content from $4::int + 1 for $5::int) as content
+from resource r
+join resource_version v on v.resource_id = r.id
+where r.project_id = $1 and r.name = $2 and v.version = $3;
 
 -- name: list_versions
 select r.name, r.kind, v.resource_id, v.version, v.content_type, ''::bytea as content, v.sha256, octet_length(v.content) as size_bytes,
@@ -83,7 +92,8 @@ select r.name, a.resource_id, a.alias, a.version, a.revision, a.updated_at
 from resource r
 join resource_alias a on a.resource_id = r.id
 where r.project_id = $1 and r.name = $2
-order by a.alias;
+order by a.alias
+limit 1000;
 
 -- name: lock_alias
 select a.revision from resource_alias a where a.resource_id = $1 and a.alias = $2 for update;
@@ -100,7 +110,8 @@ select
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint as newest;
 
 -- name: snapshot_resources
-select r.id as resource_id, r.name, v.version, v.xid::text::bigint as xid, octet_length(v.content) as size_bytes
+select r.id as resource_id, r.name, v.version, v.xid::text::bigint as xid, octet_length(v.content) as size_bytes,
+    octet_length(v.metadata) as metadata_bytes
 from resource r
 join resource_version v on v.resource_id = r.id and v.version = r.last_version
 where r.project_id = $1 and (cardinality($2::text[]) = 0 or r.kind = any ($2)) and starts_with(r.name, $3)
@@ -116,7 +127,8 @@ join resource_alias a on a.resource_id = r.id
 order by a.resource_id, a.alias;
 
 -- name: versions_by_key
-select r.name, r.kind, v.resource_id, v.version, v.content_type, v.content, v.sha256, octet_length(v.content) as size_bytes,
+select r.name, r.kind, v.resource_id, v.version, v.content_type,
+    case when octet_length(v.content) <= $3::int then v.content else ''::bytea end as content, v.sha256, octet_length(v.content) as size_bytes,
     v.parent, v.metadata, v.created_at, v.ttl_ms, v.expires_at,
     resource_dependencies(v.resource_id, v.version) as dependencies
 from unnest($1::int[], $2::bigint[]) with ordinality as x (resource_id, version, n)
@@ -130,12 +142,13 @@ order by x.n;
 -- Versions (revision 0) and moves of aliases, in the order of the transactions that wrote them. Only those below the
 -- oldest running transaction ($5) are read: none can appear behind a position that was sent.
 select
-    c.xid::text::bigint as xid, c.resource_id, c.version, c.alias, c.revision, c.name, c.updated_at, c.size_bytes
+    c.xid::text::bigint as xid, c.resource_id, c.version, c.alias, c.revision, c.name, c.updated_at, c.size_bytes,
+    c.metadata_bytes
 from (
     (
         select
             v.xid, v.resource_id, v.version, ''::text as alias, 0::bigint as revision, r.name,
-            v.created_at as updated_at, octet_length(v.content) as size_bytes
+            v.created_at as updated_at, octet_length(v.content) as size_bytes, octet_length(v.metadata) as metadata_bytes
         from resource_version v
         join resource r on r.id = v.resource_id
         where (v.xid, v.resource_id, v.version, ''::text) > ($4::bigint::text::xid8, $6::int, $7::bigint, $8::text)
@@ -146,7 +159,8 @@ from (
     )
     union all
     (
-        select m.xid, m.resource_id, m.version, m.alias, m.revision, r.name, m.moved_at as updated_at, 0 as size_bytes
+        select m.xid, m.resource_id, m.version, m.alias, m.revision, r.name, m.moved_at as updated_at, 0 as size_bytes,
+            0 as metadata_bytes
         from resource_alias_move m
         join resource r on r.id = m.resource_id
         where (m.xid, m.resource_id, m.version, m.alias) > ($4::bigint::text::xid8, $6::int, $7::bigint, $8::text)

@@ -12,9 +12,11 @@ from uuid import UUID
 import asyncpg
 
 from fulmen.errors import EtagMismatch, Violation
+from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES
 from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.resources.versions import (
     LATEST,
+    MAX_CONTENT_BYTES,
     Alias,
     NewVersion,
     Publication,
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 PUBLISH = "PublishResources"
+NAMES_BYTES = 6 * 1024
+"""Upper bound of a version in a message without content and metadata: 34 names, a media type and numbers."""
+ALIAS_BYTES = 512
 
 
 class ResourceTable:
@@ -76,23 +81,38 @@ class ResourceTable:
             assert row is not None, "a request id is kept for 24 hours"
             first = json.loads(row["result"])
         return [
-            await self.get(project_id, f"resources/{resource}", ResourceRef(resource=resource, version=number))
+            await self.get(
+                project_id, f"resources/{resource}", ResourceRef(resource=resource, version=number), max_bytes=0
+            )
             for resource, number in first
         ]
 
-    async def get(self, project_id: int, name: str, ref: ResourceRef) -> Version:
-        """Returns one version with its content.
+    async def get(self, project_id: int, name: str, ref: ResourceRef, *, max_bytes: int = MAX_CONTENT_BYTES) -> Version:
+        """Returns one version, with its content if that has at most `max_bytes`.
 
         Raises:
             ResourceNotFound: If it does not exist.
         """
         if ref.version is not None:
-            row = await self._database.fetch_row("version_by_number", project_id, ref.resource, ref.version)
+            row = await self._database.fetch_row("version_by_number", project_id, ref.resource, ref.version, max_bytes)
         else:
-            row = await self._database.fetch_row("version_by_alias", project_id, ref.resource, ref.alias or LATEST)
+            alias = ref.alias or LATEST
+            row = await self._database.fetch_row("version_by_alias", project_id, ref.resource, alias, max_bytes)
         if row is None:
             raise not_found(name)
         return _version(row)
+
+    async def content_part(self, project_id: int, name: str, ref: ResourceRef, *, offset: int, limit: int) -> bytes:
+        """Returns at most `limit` bytes of a version's content, from an offset on.
+
+        Raises:
+            ResourceNotFound: If it does not exist.
+        """
+        part = (ref.resource, ref.version, offset, limit)
+        row = await self._database.fetch_row("content_part", project_id, *part)
+        if row is None:
+            raise not_found(name)
+        return bytes(row["content"])
 
     async def versions_of(
         self, project_id: int, resource: str, *, kind: str | None, below: int, limit: int
@@ -177,14 +197,18 @@ class ResourceTable:
                 transaction=row["xid"],
                 resource_id=row["resource_id"],
                 version=row["version"],
-                size_bytes=row["size_bytes"],
+                sent_bytes=_sent_bytes(row),
             )
             for row in rows
         ]
         aliases = await self._database.fetch("aliases_of_resources", [change.resource_id for change in latest])
         return latest, [
             WatchedChange(
-                transaction=row["xid"], resource_id=row["resource_id"], version=row["version"], alias=_alias(row)
+                transaction=row["xid"],
+                resource_id=row["resource_id"],
+                version=row["version"],
+                sent_bytes=ALIAS_BYTES,
+                alias=_alias(row),
             )
             for row in aliases
         ]
@@ -202,15 +226,16 @@ class ResourceTable:
                 transaction=row["xid"],
                 resource_id=row["resource_id"],
                 version=row["version"],
-                size_bytes=row["size_bytes"],
+                sent_bytes=_sent_bytes(row),
                 alias=_alias(row) if row["alias"] else None,
             )
             for row in rows
         ]
 
     async def contents(self, keys: Sequence[tuple[int, int]]) -> list[Version]:
-        """Returns the existing versions among `keys`, by (resource, number), in this order."""
-        return [_version(row) for row in await self._database.fetch("versions_by_key", *columns(keys, 2))]
+        """Returns the existing versions among `keys`, by (resource, number), in this order; without large contents."""
+        rows = await self._database.fetch("versions_by_key", *columns(keys, 2), MESSAGE_BYTES)
+        return [_version(row) for row in rows]
 
 
 class _RepeatedRequest(Exception):
@@ -300,6 +325,11 @@ def _version(row: asyncpg.Record) -> Version:
         ttl_s=None if row["ttl_ms"] is None else row["ttl_ms"] / 1000,
         expires_at=row["expires_at"],
     )
+
+
+def _sent_bytes(row: asyncpg.Record) -> int:
+    content_bytes = row["size_bytes"] if row["size_bytes"] <= MESSAGE_BYTES else 0
+    return int(content_bytes + row["metadata_bytes"] + NAMES_BYTES)
 
 
 def _alias(row: asyncpg.Record) -> Alias:

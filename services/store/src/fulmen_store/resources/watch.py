@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.errors import CursorInvalid
+from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES
 from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.resources.table import ResourceTable
 from fulmen_store.resources.versions import Alias, Version
@@ -28,7 +29,6 @@ __all__ = [
 
 KEEP_ALIVE_S: Final = 15.0
 PAGE_ROWS: Final = 256
-MESSAGE_BYTES: Final = 1024 * 1024
 # After a wake-up another transaction may briefly hide the new row: poll again soon, then back off.
 FIRST_POLL_S: Final = 0.005
 POLL_GROWTH: Final = 2.0
@@ -141,14 +141,14 @@ class ResourceWatcher:
 
 
 def _messages(changes: Sequence[WatchedChange]) -> Iterator[list[WatchedChange]]:
-    """Splits changes into parts of at most 1 MiB of content; a larger change is a part by itself."""
+    """Splits changes into the parts of messages."""
     part: list[WatchedChange] = []
     size_bytes = 0
     for change in changes:
-        if part and size_bytes + change.size_bytes > MESSAGE_BYTES:
+        if part and size_bytes + change.sent_bytes > MESSAGE_BYTES:
             yield part
             part, size_bytes = [], 0
         part.append(change)
-        size_bytes += change.size_bytes
+        size_bytes += change.sent_bytes
     if part:
         yield part

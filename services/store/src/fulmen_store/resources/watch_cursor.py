@@ -65,13 +65,13 @@ class WatchedChange:
 
     Attributes:
         transaction: Id of the transaction that wrote it.
-        size_bytes: Size of the version's content, 0 for a move.
+        sent_bytes: Upper bound of its size in a message.
     """
 
     transaction: int
     resource_id: int
     version: int
-    size_bytes: int = 0
+    sent_bytes: int
     alias: Alias | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""Background roles: delete what is past its retention, and create the partitions of coming days.
+"""Background roles: delete what is past its retention, in batches, and create the partitions of coming days.
 
 Invariants: live rollouts and projects without a retention keep everything. A rollout is kept for the retention of
 its project, counted from its end. One replica removes rollouts at a time.
@@ -9,27 +9,30 @@ from __future__ import annotations
 import asyncio
 import datetime
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
+from uuid import UUID
 
 import structlog
 
 from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.clock import Clock
-from fulmen_store.retention.table import RetentionTable, UpkeepTable
+from fulmen_store.retention.table import AGED, RetentionTable, UpkeepTable
 from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.usage.table import UsageTable
 
-__all__ = ["CallRetention", "Maintenance", "Retention", "UsageRetention"]
+__all__ = ["AgeRetention", "CallRetention", "Maintenance", "Retention", "UsageRetention"]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 ROLLOUTS_PER_BATCH: Final = 500
-GROUPS_PER_BATCH: Final = 5000
-USAGE_ROWS_PER_BATCH: Final = 5000
 CALLS_PER_BATCH: Final = 500
-DAYS_AHEAD: Final = 3
+DAYS_AHEAD: Final = 30
+# Of narrow tables.
+ROWS_PER_BATCH: Final = 5000
 # Pause between batches, in favor of other statements.
 PAUSE_S: Final = 0.05
 FOLDER_LIMIT_S: Final = 600.0
@@ -65,34 +68,46 @@ class _Hourly(ABC):
 
 
 class Maintenance(_Hourly):
-    """Creates the partitions of coming days and deletes expired requests and tokens, once an hour."""
+    """Creates the partitions of coming days, once an hour.
 
-    retry_s = 1.0
+    Nothing waits for it: the month ahead is made in time, and spans of a day that is missing create it themselves.
+    """
 
     def __init__(self, *, table: UpkeepTable, clock: Clock | None = None) -> None:
         self._table = table
         self._clock = clock or Clock()
 
     async def run_once(self) -> None:
-        """Creates the partitions of today and the next days, and deletes expired requests and tokens."""
-        for ahead in range(DAYS_AHEAD + 1):
-            await self._table.create_partitions(self._clock.utc_today() + datetime.timedelta(days=ahead))
-        await self._table.delete_expired_requests()
+        """Creates the partitions from yesterday on.
+
+        Raises:
+            DatabaseUnavailable: If the database is unavailable, or a partition cannot be created now.
+        """
+        for ahead in range(-1, DAYS_AHEAD + 1):
+            await self._table.create_partition(self._clock.utc_today() + datetime.timedelta(days=ahead))
+
+
+class AgeRetention(_Hourly):
+    """Deletes what expires by its age, such as request ids and tokens, once an hour."""
+
+    def __init__(self, *, table: UpkeepTable) -> None:
+        self._table = table
+
+    async def run_once(self) -> None:
+        """Deletes all that has expired."""
+        for kind in AGED:
+            await _in_batches(partial(self._table.delete_aged, kind), ROWS_PER_BATCH)
 
 
 class UsageRetention(_Hourly):
-    """Deletes expired usage, and proxy processes not seen for a day, once an hour."""
+    """Deletes expired usage, once an hour."""
 
     def __init__(self, *, table: UsageTable) -> None:
         self._table = table
 
     async def run_once(self) -> None:
-        """Deletes all expired usage and stale proxy processes."""
-        await self._table.delete_stale_instances()
-        removed = USAGE_ROWS_PER_BATCH
-        while removed >= USAGE_ROWS_PER_BATCH:
-            removed = await self._table.delete_expired(USAGE_ROWS_PER_BATCH)
-            await asyncio.sleep(PAUSE_S)
+        """Deletes all expired usage."""
+        await _in_batches(self._table.delete_expired, ROWS_PER_BATCH)
 
 
 class CallRetention(_Hourly):
@@ -104,10 +119,7 @@ class CallRetention(_Hourly):
     async def run_once(self) -> None:
         """Deletes all expired calls, with the conversations that have no others."""
         for project_id in await self._table.expired_projects():
-            removed = CALLS_PER_BATCH
-            while removed == CALLS_PER_BATCH:
-                removed = await self._table.remove_expired(project_id, CALLS_PER_BATCH)
-                await asyncio.sleep(PAUSE_S)
+            await _in_batches(partial(self._table.remove_expired, project_id), CALLS_PER_BATCH)
 
 
 class Retention(_Hourly):
@@ -121,16 +133,21 @@ class Retention(_Hourly):
 
     async def run_once(self) -> None:
         """Drops whole days first, which is cheap, and removes the remaining rows of other days in batches."""
-        for day in await self._table.expired_days(self._clock.utc_today()):
-            if not await self._table.drop_day(day):
-                _log.info("retention_day_in_use", day=day.isoformat())
+        for day in await self._table.days_past_retention(self._clock.utc_today()):
+            if not await self._table.is_expired(day):
                 continue
+            if not await self._table.drop_day(day):
+                # So are the others, and whoever adds spans waits behind each try.
+                _log.info("retention_day_in_use", day=day.isoformat())
+                break
             _log.info("retention_dropped_day", day=day.isoformat())
             await self._remove_day_of_blobs(day)
         expiring = await self._table.expiring_projects()
         for project_id in expiring:
             await self._remove_rows(project_id)
-            await self._remove_groups(project_id)
+            await _in_batches(partial(self._table.remove_groups, project_id), ROWS_PER_BATCH)
+            await _in_batches(partial(self._table.remove_names, project_id), ROWS_PER_BATCH)
+        await self._remove_retries()
 
     async def _remove_rows(self, project_id: int) -> None:
         removed = 0
@@ -150,10 +167,10 @@ class Retention(_Hourly):
         if removed:
             _log.info("retention_removed_rollouts", project_id=project_id, count=removed)
 
-    async def _remove_groups(self, project_id: int) -> None:
-        removed = GROUPS_PER_BATCH
-        while removed == GROUPS_PER_BATCH:
-            removed = await self._table.remove_groups(project_id, GROUPS_PER_BATCH)
+    async def _remove_retries(self) -> None:
+        page = UUID(int=0), ROWS_PER_BATCH
+        while page[1] == ROWS_PER_BATCH:
+            page = await self._table.remove_retries(after=page[0], limit=ROWS_PER_BATCH) or (page[0], 0)
             await asyncio.sleep(PAUSE_S)
 
     async def _remove_day_of_blobs(self, day: datetime.date) -> None:
@@ -164,3 +181,11 @@ class Retention(_Hourly):
                 await self._blobs.remove_folder(day_folder(day))
         except TimeoutError:
             raise BlobStorageUnavailable("A day's payloads could not be removed in time.", day=day) from None
+
+
+async def _in_batches(remove: Callable[[int], Awaitable[int]], limit: int) -> None:
+    """Removes rows, at most `limit` of a kind at once, until less was removed; with pauses in favor of other statements."""
+    removed = limit
+    while removed >= limit:
+        removed = await remove(limit)
+        await asyncio.sleep(PAUSE_S)

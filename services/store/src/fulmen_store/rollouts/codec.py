@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import rollout_name
 from fulmen.store.v1 import rollout_pb2
 from fulmen_store.database.stored import read_column
+from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.records import RolloutView
-from fulmen_store.rollouts.requests import NONE, RETRY_OF, NewRollout
+from fulmen_store.rollouts.requests import CHANGEABLE, NONE, RETRY_OF, NewRollout, RolloutChange
 
 __all__ = [
+    "changed_rollout",
     "new_rollout",
     "repeated_rollout",
+    "rollout_change",
 ]
 
 
@@ -56,9 +59,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         agent_name=message.agent,
         resource_versions=dict(message.resource_versions) if message.resource_versions else NONE,
         priority=message.priority,
-        not_before=_moment(message.not_before_time, path="not_before_time")
-        if message.HasField("not_before_time")
-        else None,
+        not_before=_moment(message, "not_before_time", at="rollouts[]"),
         required_labels=dict(message.required_labels) if message.required_labels else NONE,
         metadata=dict(message.metadata) if message.metadata else NONE,
         max_attempts=policy.max_attempts,
@@ -66,7 +67,7 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         retry_on=list(policy.retry_on),
         retry_backoff_s=policy.retry_backoff.seconds + policy.retry_backoff.nanos / 1e9,
         task_type_name=message.task_type,
-        deadline=_moment(message.deadline_time, path="deadline_time") if message.HasField("deadline_time") else None,
+        deadline=_moment(message, "deadline_time", at="rollouts[]"),
         hedged=policy.hedged,
         model_token_budget=policy.model_token_budget,
     )
@@ -83,9 +84,32 @@ def repeated_rollout(view: RolloutView) -> NewRollout | None:
     return replace(new_rollout(message), retry_of=view.rollout_id)
 
 
-def _moment(field: Timestamp, *, path: str) -> datetime.datetime:
+def rollout_change(message: rollout_pb2.Rollout, paths: Sequence[str]) -> RolloutChange:
+    """Decodes a change: the fields that the paths name, or those that are set if there are none."""
+    given = frozenset(paths) or CHANGEABLE & {field.name for field, _ in message.ListFields()}
+    deadline = _moment(message, "deadline_time", at="rollout")
+    return RolloutChange(paths=given, values=NewRollout(request=b"", priority=message.priority, deadline=deadline))
+
+
+def changed_rollout(request: bytes, change: RolloutChange) -> NewRollout | None:
+    """Returns a stored request as changed; None if what is stored is unreadable."""
+    message = read_column(rollout_pb2.Rollout, request)
+    if message is None:
+        return None
+    if change.changes("priority"):
+        message.priority = change.values.priority
+    if change.changes("deadline_time"):
+        message.ClearField("deadline_time")
+        if change.values.deadline is not None:
+            message.deadline_time.FromDatetime(change.values.deadline)
+    return new_rollout(message)
+
+
+def _moment(message: rollout_pb2.Rollout, field: str, *, at: str) -> datetime.datetime | None:
+    if not message.HasField(field):
+        return None
+    value: Timestamp = getattr(message, field)
     try:
-        return field.ToDatetime(tzinfo=datetime.UTC)
+        return value.ToDatetime(tzinfo=datetime.UTC)
     except (ValueError, OverflowError):
-        problem = Violation(field=f"rollouts[].{path}", description="is not a time between the years 1 and 9999")
-        raise ArgumentInvalid("The rollouts cannot be created.", violations=[problem]) from None
+        raise malformed(f"{at}.{field}", "is not a time between the years 1 and 9999") from None

@@ -6,14 +6,15 @@ running transaction, so none can appear behind a cursor although transactions co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from fulmen.errors import CursorInvalid
-from fulmen_store.replicas.wakeups import Wakeups
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
+from fulmen_store.rollouts.feed_watch import FeedWatch, waited
 from fulmen_store.rollouts.records import NO_RUN
 from fulmen_store.rollouts.table import FeedTable
 
@@ -26,9 +27,10 @@ __all__ = [
 SCAN_ROWS: Final = 512
 MAX_GROUPS: Final = 256
 KEEP_ALIVE_S: Final = 15.0
-# After a wake-up the new row may be hidden briefly by another transaction: poll again soon, then ever less often.
-FIRST_POLL_S: Final = 0.005
-POLL_GROWTH: Final = 2.0
+# A project has news of other runs than the one that is waited for: look for it soon, then ever less often.
+FIRST_PAUSE_S: Final = 0.005
+MAX_PAUSE_S: Final = 0.5
+PAUSE_GROWTH: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +52,10 @@ class FeedPage:
 class FeedFollower:
     """Follows the feed for watchers."""
 
-    def __init__(self, *, table: FeedTable, wakeups: Wakeups, poll_interval_s: float) -> None:
-        """Creates the follower; polling finds the ends that other replicas wrote."""
+    def __init__(self, *, table: FeedTable, watch: FeedWatch) -> None:
+        """Creates the follower; `watch` says when there may be something to read."""
         self._table = table
-        self._wakeups = wakeups
-        self._poll_interval_s = poll_interval_s
+        self._watch = watch
 
     async def follow(
         self, selection: Selection, cursor: Cursor, *, stopping: Callable[[], bool] = lambda: False
@@ -68,46 +69,45 @@ class FeedFollower:
         """
         if cursor.xid and cursor.xid > await self._table.newest_transaction():
             raise CursorInvalid("The cursor is from another database.")
-        key = ("finished", selection.project_id)
-        quiet_s, poll_s = 0.0, self._poll_interval_s
-        while not stopping():
-            seen = self._wakeups.count(key)
-            page, exhausted = await self._read(selection, cursor)
-            cursor = page.cursor
-            if page.groups or quiet_s >= KEEP_ALIVE_S:
-                quiet_s = 0.0
-                yield page
-            if not exhausted:
-                continue
-            pause_s = min(poll_s, self._poll_interval_s)
-            woken = await self._wakeups.wait(key, since=seen, limit_s=pause_s)
-            poll_s = FIRST_POLL_S if woken else poll_s * POLL_GROWTH
-            poll_s = min(poll_s, self._poll_interval_s)
-            quiet_s += 0.0 if woken else pause_s
+        clock = asyncio.get_running_loop().time
+        with self._watch.watching(selection.project_id, selection.run_id) as news:
+            due_s = clock() + KEEP_ALIVE_S
+            while not stopping():
+                news.clear()
+                page, exhausted = await self._read(selection, cursor)
+                cursor = page.cursor
+                if page.groups or clock() >= due_s:
+                    yield page
+                    due_s = clock() + KEEP_ALIVE_S
+                if exhausted:
+                    await waited(news, due_s - clock())
 
     async def await_run(
         self, project_id: int, find: Callable[[], Awaitable[int]], *, stopping: Callable[[], bool] = lambda: False
     ) -> AsyncIterator[int]:
-        """Polls for a training run: yields `NO_RUN` at least every 15 s until it exists, then its number.
+        """Waits for the first end of a training run: yields `NO_RUN` at least every 15 s until then, then its number.
 
         Args:
             project_id: Project.
             find: Returns the number, or `NO_RUN` while the run is unknown.
-            stopping: Predicate that ends the polling.
+            stopping: Predicate that ends the wait.
         """
-        key = ("finished", project_id)
-        quiet_s = 0.0
-        while not stopping():
-            seen = self._wakeups.count(key)
-            run_id = await find()
-            if run_id != NO_RUN:
-                yield run_id
-                return
-            if quiet_s >= KEEP_ALIVE_S:
-                quiet_s = 0.0
-                yield NO_RUN
-            woken = await self._wakeups.wait(key, since=seen, limit_s=self._poll_interval_s)
-            quiet_s += 0.0 if woken else self._poll_interval_s
+        clock = asyncio.get_running_loop().time
+        pause_s = FIRST_PAUSE_S
+        with self._watch.watching(project_id, None) as news:
+            due_s = clock() + KEEP_ALIVE_S
+            while not stopping():
+                news.clear()
+                run_id = await find()
+                if run_id != NO_RUN:
+                    yield run_id
+                    return
+                if clock() >= due_s:
+                    yield NO_RUN
+                    due_s = clock() + KEEP_ALIVE_S
+                if await waited(news, due_s - clock()):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * PAUSE_GROWTH, MAX_PAUSE_S)
 
     async def _read(self, selection: Selection, cursor: Cursor) -> tuple[FeedPage, bool]:
         rows = await self._table.scan(selection, after=cursor, limit=SCAN_ROWS)

@@ -52,6 +52,9 @@ class Field(StrEnum):
     PROMPT_TOKEN_COUNT = "prompt_token_count"  # noqa: S105  # A field's name.
     COMPLETION_TOKEN_COUNT = "completion_token_count"  # noqa: S105  # Likewise.
     COST_MICROS = "cost_micros"
+    METADATA = "metadata"
+    REQUIRED_LABELS = "required_labels"
+    RESOURCE_VERSIONS = "resource_versions"
 
 
 class Operator(StrEnum):
@@ -78,21 +81,29 @@ class Schema:
         types: Their types in PostgreSQL.
         words: Numbers by word, of fields that are written as words.
         durations: Fields that are written as seconds with an s behind them.
+        maps: Fields of which the value of one key is compared, `FIELD.KEY`; stored as bytes.
         names: Fields that are compared with the name of a rollout, or its beginning.
     """
 
     types: Mapping[str, str]
     words: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     durations: frozenset[str] = frozenset()
+    maps: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
 
     def find(self, text: str) -> str | None:
         """Returns the field of this name; None if there is none."""
         return next((each for each in self.types if each == text), None)
 
+    @property
+    def shown(self) -> str:
+        """Its fields as they are written."""
+        return ", ".join(f"{name}.KEY" if name in self.maps else name for name in self.types)
+
     def operators_of(self, name: str) -> frozenset[Operator]:
         """Returns the operators that a field can be compared with."""
-        return _UNORDERED if name in self.words or self.types[name] == "text" else frozenset(Operator)
+        is_unordered = name in self.words or name in self.maps or self.types[name] == "text"
+        return _UNORDERED if is_unordered else frozenset(Operator)
 
 
 ROLLOUTS: Final = Schema(
@@ -113,6 +124,9 @@ ROLLOUTS: Final = Schema(
         Field.PROMPT_TOKEN_COUNT: "bigint",
         Field.COMPLETION_TOKEN_COUNT: "bigint",
         Field.COST_MICROS: "bigint",
+        Field.METADATA: "bytea",
+        Field.REQUIRED_LABELS: "bytea",
+        Field.RESOURCE_VERSIONS: "bytea",
     },
     words={
         Field.STATE: {state.name: state.value for state in RolloutState},
@@ -120,6 +134,7 @@ ROLLOUTS: Final = Schema(
         Field.MODE: {"TRAIN": 1, "VALIDATION": 2, "TEST": 3},
     },
     durations=frozenset({Field.DURATION}),
+    maps=frozenset({Field.METADATA, Field.REQUIRED_LABELS, Field.RESOURCE_VERSIONS}),
     names=frozenset({Field.NAME}),
 )
 """Fields of a rollout."""
@@ -127,9 +142,13 @@ ROLLOUTS: Final = Schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A comparison of a field with a value; enum values are numbers, durations seconds, names UUIDs or their beginning."""
+    """A comparison of a field with a value; enum values are numbers, durations seconds, names UUIDs or their beginning.
+
+    Of a map, the value of `key` is compared.
+    """
 
     field: str
+    key: str = ""
     operator: Operator
     value: Value
 

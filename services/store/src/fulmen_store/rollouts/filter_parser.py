@@ -3,7 +3,7 @@
     filter     = conjunction
     conjunction = disjunction { "AND" disjunction }
     disjunction = term { "OR" term }                      OR binds more tightly than AND, as in AIP-160
-    term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field operator value )
+    term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field [ "." key ] operator value )
 
 Source: AIP-160, https://google.aip.dev/160.
 """
@@ -215,6 +215,7 @@ class _Parser:
             self._skip()
             return None
         self._take()
+        key = self._key(name)
         operator = self._peek()
         if operator.kind is not _Kind.OPERATOR:
             self._note(
@@ -229,25 +230,37 @@ class _Parser:
             self._skip()
             return None
         self._take()
-        return self._checked(name, operator, value)
+        return self._checked(name, key, operator, value)
+
+    def _key(self, name: _Token) -> str:
+        """Reads the key of a field of a map: what follows its first dot, in quotes if it holds other than a word does."""
+        field, dot, key = name.text.partition(".")
+        if field not in self._schema.maps:
+            return ""
+        if dot and not key and self._peek().kind is _Kind.QUOTED:
+            key = _unquoted(self._take())
+        if not key:
+            self._note(name, f"{field} is a map: compare the value of a key, {field}.KEY")
+        return key
 
     def _skip(self) -> None:
         """Skips to where the next term may begin."""
         while self._peek().kind not in (_Kind.END, _Kind.CLOSE) and self._peek().text not in ("AND", "OR"):
             self._take()
 
-    def _checked(self, name: _Token, sign: _Token, value: _Token) -> Expression | None:
-        field, operator = self._schema.find(name.text), Operator(sign.text)
+    def _checked(self, name: _Token, key: str, sign: _Token, value: _Token) -> Expression | None:
+        of_map, operator = name.text.partition(".")[0], Operator(sign.text)
+        field = self._schema.find(of_map if of_map in self._schema.maps else name.text)
         if field is None:
-            self._note(name, f"{name.shown} is not one of {', '.join(self._schema.types)}")
+            self._note(name, f"{name.shown} is not one of {self._schema.shown}")
             return None
         if operator not in self._schema.operators_of(field):
             self._note(sign, f"{field} has no order: only = and != compare it")
         read = self._value(field, value)
-        return None if read is None else Comparison(field=field, operator=operator, value=read)
+        return None if read is None else Comparison(field=field, key=key, operator=operator, value=read)
 
     def _value(self, field: str, token: _Token) -> Value | None:
-        text = token.text if token.kind is _Kind.WORD else _ESCAPE.sub(r"\1", token.text[1:-1])
+        text = token.text if token.kind is _Kind.WORD else _unquoted(token)
         kind = self._schema.types[field]
         if field in self._schema.words:
             number = self._schema.words[field].get(text)
@@ -297,6 +310,10 @@ class _Parser:
                 pass
         self._note(token, f'{token.shown} is not a time of RFC 3339 in quotes, such as "2026-03-14T10:15:00Z"')
         return None
+
+
+def _unquoted(token: _Token) -> str:
+    return _ESCAPE.sub(r"\1", token.text[1:-1])
 
 
 def _joined(kind: type[Conjunction] | type[Disjunction], operands: list[Expression | None]) -> Expression | None:

@@ -8,8 +8,9 @@ each page, since an index per field would cost every completion; it has a limit 
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 from uuid import UUID
 
@@ -18,6 +19,7 @@ import asyncpg
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
+from fulmen_store.database.days import first_id
 from fulmen_store.database.queries import FRAGMENTS, Fragments
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.filter import (
@@ -37,11 +39,13 @@ from fulmen_store.rollouts.filter import (
 from fulmen_store.rollouts.ordering import Place, SortKey
 from fulmen_store.rollouts.records import DeadRollout, RolloutView
 from fulmen_store.rollouts.table import view_of
-from fulmen_store.rollouts.transitions import RolloutState
+from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = [
     "DeadLetterTable",
+    "ListedIds",
     "ListedPage",
+    "RolloutCounts",
     "RolloutLists",
     "SortedPage",
     "compiled",
@@ -56,7 +60,6 @@ HIGHEST_ID: Final = UUID(int=2**128 - 1)
 # A supplied id may hold a time up to an hour before its creation and five minutes after it; clocks differ a little more.
 ID_BEFORE_CREATION: Final = datetime.timedelta(hours=1, minutes=10)
 ID_AFTER_CREATION: Final = datetime.timedelta(minutes=15)
-_RANDOM_BITS: Final = 80
 _DIGITS: Final = 32
 
 
@@ -66,6 +69,22 @@ class ListedPage:
 
     views: list[RolloutView]
     next_before: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedIds:
+    """The ids of one page, and the id below which the next one begins; None at the end."""
+
+    ids: list[UUID]
+    next_before: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutCounts:
+    """Numbers of rollouts by state and failure kind, and whether there may be more than were counted."""
+
+    parts: Mapping[tuple[RolloutState, FailureKind], int]
+    has_more: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,23 +140,61 @@ class RolloutLists:
     ) -> ListedPage:
         """Returns rollouts that `where` selects, newest first, with ids below `before`."""
         selected = _Selected(project_id=project_id, run_id=run_id, where=where)
-        lowest, highest = _id_bounds(where)
+        rows, next_before = await self._page(selected, before, limit, limit_s)
+        return ListedPage(views=await self._views(selected, rows), next_before=next_before)
+
+    async def ids(
+        self,
+        project_id: int,
+        run_id: int | None,
+        *,
+        where: Expression | None,
+        before: UUID | None,
+        limit: int,
+    ) -> ListedIds:
+        """Returns the ids of rollouts that `where` selects, newest first, with ids below `before`."""
+        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
+        rows, next_before = await self._page(selected, before, limit, PAGE_LIMIT_S, within="ids_listed")
+        return ListedIds(ids=[row["id"] for row in rows], next_before=next_before)
+
+    async def count(
+        self, project_id: int, run_id: int | None, *, where: Expression | None, limit_s: float = PAGE_LIMIT_S
+    ) -> RolloutCounts:
+        """Counts rollouts that `where` selects, newest first, until all are counted or the time limit has passed."""
+        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
+        lowest, upper = _id_bounds(where)
+        until = self._clock() + limit_s
+        counts: Counter[tuple[RolloutState, FailureKind]] = Counter()
+        while True:
+            lower = await self._window_end(selected, upper, lowest, rows=self._window_rows)
+            rows = await self._window(selected, upper, lower or lowest, self._window_rows, within="count_listed")
+            for row in rows:
+                counts[RolloutState(row["state"]), FailureKind(row["failure_kind"])] += row["count"]
+            if lower is None or self._clock() >= until:
+                return RolloutCounts(parts=counts, has_more=lower is not None)
+            upper = lower
+
+    async def _page(
+        self, selected: _Selected, before: UUID | None, limit: int, limit_s: float, *, within: str = ""
+    ) -> tuple[list[asyncpg.Record], UUID | None]:
+        """Returns the rows of a page, and the id below which the next one begins; None at the end."""
+        lowest, highest = _id_bounds(selected.where)
         upper = highest if before is None else min(before, highest)
         until = self._clock() + limit_s
-        found: list[RolloutView] = []
+        found: list[asyncpg.Record] = []
         while True:
             lower = None
-            if where is not None:
+            if selected.where is not None:
                 lower = await self._window_end(selected, upper, lowest, rows=self._window_rows)
             wanted = limit + 1 - len(found)
-            found += await self._window(selected, upper, lower or lowest, wanted)
+            found += await self._window(selected, upper, lower or lowest, wanted, within=within)
             if len(found) > limit:
-                return ListedPage(views=found[:limit], next_before=found[limit - 1].rollout_id)
+                return found[:limit], found[limit - 1]["id"]
             if lower is None:
-                return ListedPage(views=found, next_before=None)
+                return found, None
             upper = lower
             if self._clock() >= until:
-                return ListedPage(views=found, next_before=upper)
+                return found, upper
 
     async def sorted_page(
         self,
@@ -162,7 +219,9 @@ class RolloutLists:
                 "create_time or to FAILED rollouts"
             )
             raise ArgumentInvalid("The list is too long.", violations=[Violation(field="order_by", description=text)])
-        views = await self._window(selected, highest, lowest, limit + 1, order=order, after=after)
+        views = await self._views(
+            selected, await self._window(selected, highest, lowest, limit + 1, order=order, after=after)
+        )
         more = len(views) > limit
         return SortedPage(views=views[:limit], next_after=Place.of(views[limit - 1], order) if more else None)
 
@@ -186,7 +245,8 @@ class RolloutLists:
         *,
         order: Sequence[SortKey] = (),
         after: Place | None = None,
-    ) -> list[RolloutView]:
+        within: str = "",
+    ) -> list[asyncpg.Record]:
         arguments: list[object] = [selected.project_id, upper, lower, limit]
         if selected.is_dead:
             name, arguments = "list_dead_rollouts", [*arguments, selected.run_id]
@@ -197,9 +257,11 @@ class RolloutLists:
         condition, values = compiled(selected.where, first=len(arguments) + 1)
         if after is not None:
             condition += f" and {_is_after(after, order, len(arguments) + 1, values)}"
-        rows: list[asyncpg.Record] = await self._database.fetch_filtered(
-            name, condition, *arguments, *values, order=order_sql(order)
+        return await self._database.fetch_filtered(
+            name, condition, *arguments, *values, order=order_sql(order), within=within
         )
+
+    async def _views(self, selected: _Selected, rows: Sequence[asyncpg.Record]) -> list[RolloutView]:
         await self._projects.load([selected.project_id])
         return [view_of(row, self._projects) for row in rows]
 
@@ -217,11 +279,12 @@ def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
 
 
 def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
-    milliseconds = round((moment.timestamp() + shift.total_seconds()) * 1000)
-    return UUID(int=min(max(milliseconds, 0), 2**48 - 1) << _RANDOM_BITS)
+    return first_id(round((moment.timestamp() + shift.total_seconds()) * 1000))
 
 
 EVERYTHING: Final = "true"
+# Where the key goes in the fragment of a map.
+_KEY: Final = "''::bytea /* key */"
 
 
 _OPERATORS: Final[Mapping[Operator, str]] = {
@@ -235,7 +298,7 @@ _OPERATORS: Final[Mapping[Operator, str]] = {
 
 def compiled(
     expression: Expression | None, *, first: int, schema: Schema = ROLLOUTS, fragments: Fragments = FRAGMENTS
-) -> tuple[str, list[Value | UUID]]:
+) -> tuple[str, list[Value | UUID | bytes]]:
     """Returns the condition and the values of its parameters, numbered from `first`.
 
     Args:
@@ -246,20 +309,24 @@ def compiled(
     """
     if expression is None:
         return EVERYTHING, []
-    values: list[Value | UUID] = []
+    values: list[Value | UUID | bytes] = []
 
     def condition(expression: Expression) -> str:
         match expression:
             case Comparison(operator=Operator.NOT_EQUAL):
-                equal = Comparison(field=expression.field, operator=Operator.EQUAL, value=expression.value)
-                return f"(not {condition(equal)})"
+                return f"(not {condition(replace(expression, operator=Operator.EQUAL))})"
             case Comparison():
+                field = expression.field
+                if field in schema.maps:
+                    values.extend((expression.key.encode(), str(expression.value).encode()))
+                    key, value = (f"${first + len(values) - back}::bytea" for back in (2, 1))
+                    return f"coalesce({fragments[field].replace(_KEY, key)} = {value}, false)"
                 values.append(expression.value)
-                parameter = f"${first + len(values) - 1}::{schema.types[expression.field]}"
-                if expression.field in schema.names:
-                    return f"starts_with({fragments[expression.field]}, {parameter})"
+                parameter = f"${first + len(values) - 1}::{schema.types[field]}"
+                if field in schema.names:
+                    return f"starts_with({fragments[field]}, {parameter})"
                 # An unset field makes the comparison null, which is false here: a negation of it is then true.
-                return f"coalesce(({fragments[expression.field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
+                return f"coalesce(({fragments[field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
             case Negation():
                 return f"(not {condition(expression.operand)})"
             case Conjunction():
@@ -278,7 +345,7 @@ def order_sql(order: Sequence[SortKey]) -> str:
     return ", ".join([*keys, "r.id desc"]) if keys else ""
 
 
-def _is_after(place: Place, order: Sequence[SortKey], first: int, values: list[Value | UUID]) -> str:
+def _is_after(place: Place, order: Sequence[SortKey], first: int, values: list[Value | UUID | bytes]) -> str:
     """Returns the condition that a rollout comes after a place; appends the values of its parameters."""
 
     def parameter(value: Value | UUID, kind: str) -> str:

@@ -78,8 +78,8 @@ class RolloutView:
         project: Name of its project.
         request: The stored `Rollout` message, as requested.
         running: Running attempts by number: one, two if the rollout is hedged, or none.
-        ended: Ended attempts by number, if they are asked for.
-        ended_attempts: Number of ended attempts; set in lists only.
+        ended: The latest ended attempts, if they are asked for.
+        ended_attempts: Number of ended attempts; set in lists, and with `ended`.
         priority: Priority.
         reward: Final reward of the attempt that decided the state; None without one.
         duration_s: Duration of that attempt, seconds; None without one.

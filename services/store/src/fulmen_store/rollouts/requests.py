@@ -22,13 +22,25 @@ from fulmen_store.resources.versions import VersionKey
 from fulmen_store.rollouts.transitions import FailureKind, RetryPolicy
 from fulmen_store.run_leases.run_leases import RunFence
 
-__all__ = ["RETRY_OF", "NewRollout", "check_rollouts", "group_key_of"]
+__all__ = [
+    "CHANGEABLE",
+    "MAX_STORED_BYTES",
+    "RETRY_OF",
+    "NewRollout",
+    "RolloutChange",
+    "change_problems",
+    "check_rollouts",
+    "group_key_of",
+]
 
 # Metadata key that names the rollout that this one runs again; it does not count against the caller's limit.
 RETRY_OF: Final = "fulmen.retry_of"
 
 MAX_ROLLOUTS: Final = 1000
 MAX_INPUT_BYTES: Final = 256 * 1024
+MAX_ROLLOUT_BYTES: Final = 384 * 1024
+# A rollout that runs another one again names it besides.
+MAX_STORED_BYTES: Final = MAX_ROLLOUT_BYTES + 1024
 MAX_TEXT: Final = 128
 MAX_TASK_TYPE: Final = 64
 MAX_GROUP_SIZE: Final = 4096
@@ -47,6 +59,10 @@ MAX_MODE: Final = 3
 LABEL_SEPARATOR: Final = "\x1f"
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
 UNRESOLVED: Final = UUID(int=0)
+
+# Fields of a live rollout that can be changed.
+CHANGEABLE: Final = frozenset({"priority", "deadline_time"})
+EVERY_PATH: Final = "*"
 
 _PROJECT: Final = re.compile(r"projects/[a-z0-9-]{1,63}")
 _RESOURCE_VERSION: Final = re.compile(rf"resources/{NOT_DOTS}[a-z0-9._-]{{1,128}}/versions/[1-9][0-9]{{0,17}}")
@@ -109,6 +125,11 @@ class NewRollout:
     uses: Sequence[VersionKey] = ()
     matched: UUID | None = None
     fence: RunFence | None = None
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the request."""
+        return len(self.request)
 
     @property
     def sort_priority(self) -> int:
@@ -180,7 +201,7 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         ArgumentInvalid: With every problem of every rollout.
     """
     violations = [
-        Violation(field=f"rollouts[{index}].{path}", description=text)
+        Violation(field=f"rollouts[{index}].{path}".rstrip("."), description=text)
         for index, rollout in enumerate(rollouts)
         for path, text in _problems(rollout, now_ms)
     ]
@@ -198,6 +219,46 @@ def check_rollouts(rollouts: Sequence[NewRollout], *, request_id: str, now_ms: i
         raise ArgumentInvalid("The rollouts cannot be created.", violations=violations)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutChange:
+    """A change of a live rollout.
+
+    Attributes:
+        paths: Fields to change; `*` for all that can be changed.
+        values: Their values; the rest of it does not count.
+    """
+
+    paths: frozenset[str]
+    values: NewRollout
+
+    def changes(self, path: str) -> bool:
+        """Returns whether a field is changed."""
+        return path in self.paths or EVERY_PATH in self.paths
+
+
+def change_problems(change: RolloutChange, *, now_ms: int) -> list[Violation]:
+    """Returns every problem of a change.
+
+    Args:
+        change: The change.
+        now_ms: Store's clock, Unix milliseconds.
+    """
+    fields = " and ".join(sorted(CHANGEABLE))
+    if not change.paths:
+        return [Violation(field="update_mask", description=f"is required if neither {fields} is set")]
+    unknown = sorted(change.paths - CHANGEABLE - {EVERY_PATH})
+    violations = [
+        Violation(field="update_mask", description=f"`{path[:MAX_TEXT]}` cannot be changed, only {fields} can")
+        for path in unknown
+    ]
+    violations += [
+        Violation(field=f"rollout.{path}", description=text)
+        for path, text in _schedule_problems(change.values, now_ms)
+        if change.changes(path)
+    ]
+    return violations
+
+
 def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, str]]:
     if rollout.name:
         yield from _name_problems(rollout.name, rollout.project, now_ms)
@@ -211,6 +272,9 @@ def _problems(rollout: NewRollout, now_ms: int | None) -> Iterator[tuple[str, st
         yield "mode", f"{rollout.mode} is not a known mode"
     if rollout.input_size > MAX_INPUT_BYTES:
         yield "input", f"has {rollout.input_size} bytes, at most {MAX_INPUT_BYTES} are allowed"
+    most_bytes = MAX_ROLLOUT_BYTES if rollout.retry_of is None else MAX_STORED_BYTES
+    if rollout.request_bytes > most_bytes:
+        yield "", f"has {rollout.request_bytes} bytes in all, at most {most_bytes} are allowed"
     if len(rollout.content_type) > MAX_TEXT:
         yield "input_content_type", "is longer than 128 characters"
     if rollout.agent_name and not _RESOURCE_VERSION.fullmatch(rollout.agent_name):

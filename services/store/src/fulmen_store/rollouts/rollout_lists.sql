@@ -1,24 +1,29 @@
 -- Lists of rollouts. Each walks one index by id and looks at no more than one window of rows: the rows between two ids,
 -- the lower of which the statement `..._window` found. `true /* filter */` is where a caller's filter goes, `/* order */`
 -- stands behind the order that a caller's replaces (fulmen_store.rollouts.lists). Rows are compared and ordered by all
--- columns of the index to walk: no other can do that, whatever the statistics say.
+-- columns of the index to walk: no other can do that, whatever the statistics say. Statements around a list have it in
+-- place of the one before `/* list */`.
 
 -- name: project_window
+-- A standby may answer.
 select r.id from rollout r
 where (r.project_id, r.id) < ($1, $2) and (r.project_id, r.id) >= ($1, $3)
 order by r.project_id desc, r.id desc offset $4 limit 1;
 
 -- name: run_window
+-- A standby may answer.
 select r.id from rollout r
 where (r.project_id, r.run_id, r.id) < ($1, $5, $2) and (r.project_id, r.run_id, r.id) >= ($1, $5, $3)
 order by r.project_id desc, r.run_id desc, r.id desc offset $4 limit 1;
 
 -- name: dead_window
+-- A standby may answer.
 select q.rollout_id as id from rollout_end q
 where q.project_id = $1 and q.state = 5 and q.rollout_id < $2 and q.rollout_id >= $3
 order by q.rollout_id desc offset $4 limit 1;
 
 -- name: list_project_rollouts
+-- A standby may answer.
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
@@ -43,6 +48,7 @@ order by r.project_id desc, r.id desc /* order */
 limit $4;
 
 -- name: list_run_rollouts
+-- A standby may answer.
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
@@ -68,6 +74,7 @@ order by r.project_id desc, r.run_id desc, r.id desc /* order */
 limit $4;
 
 -- name: list_dead_rollouts
+-- A standby may answer.
 select
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
@@ -91,3 +98,18 @@ where e.project_id = $1 and e.state = 5 and e.rollout_id < $2 and e.rollout_id >
     and ($5::int is null or e.run_id = $5) and true /* filter */
 order by e.rollout_id desc /* order */
 limit $4;
+
+-- name: count_listed
+select
+    coalesce(s.end_state, case when s.session is not null then 2 when s.delayed and s.epoch > 0 then 3 else 1 end) as state,
+    coalesce(s.failure_kind, 0) as failure_kind, count(*) as count
+from (
+    select null::int as end_state, null::uuid as session, false as delayed, 0 as epoch, 0 as failure_kind /* list */
+) s
+group by 1, 2;
+
+-- name: ids_listed
+select s.id from (
+    select null::uuid as id /* list */
+) s
+order by s.id desc;

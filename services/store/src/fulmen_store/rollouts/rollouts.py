@@ -6,7 +6,7 @@ Invariant: creation is idempotent, by the caller's rollout names and by its requ
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -39,7 +39,6 @@ __all__ = ["Rollouts"]
 CREATE: Final = "BatchCreateRollouts"
 MAX_CREATE_ROUNDS: Final = 5
 CANCEL_PAGE: Final = 1000
-BEFORE_ALL: Final = (-32768, UUID(int=0))
 MAX_CANCEL_ROUNDS: Final = 5
 
 
@@ -198,15 +197,22 @@ class Rollouts:
         Raises:
             RunLeaseLost: If the fenced training run has another epoch.
         """
-        held = None if fence is None else (project_id, fence)
         run_id = await self._table.find_run(project_id, training_run)
+        pages = self._table.live_of_run(project_id, run_id, page_size=CANCEL_PAGE)
+        return await self._cancel_pages(pages, held=None if fence is None else (project_id, fence))
+
+    async def cancel_all(self, project_id: int) -> CancelOutcome:
+        """Cancels every rollout of a project that is not final."""
+        return await self._cancel_pages(self._table.live_of_project(project_id, page_size=CANCEL_PAGE), held=None)
+
+    async def _cancel_pages(
+        self, pages: AsyncIterator[list[UUID]], *, held: tuple[int, RunFence] | None
+    ) -> CancelOutcome:
         cancelled = cancelling = 0
-        after = BEFORE_ALL
-        while page := await self._table.live_of_run(project_id, run_id, after=after, limit=CANCEL_PAGE):
-            outcome = await self.cancel([rollout_id for _, rollout_id in page], fence=held)
+        async for page in pages:
+            outcome = await self.cancel(page, fence=held)
             cancelled += outcome.cancelled
             cancelling += outcome.cancelling
-            after = page[-1]
         return CancelOutcome(cancelled=cancelled, cancelling=cancelling)
 
     async def _resolve(self, rollouts: Sequence[NewRollout]) -> None:
@@ -312,6 +318,7 @@ def _ready(item: NewRollout) -> ReadyItem:
         group_key=item.group_key,
         task_type=item.task_type,
         agent=item.agent,
+        request_bytes=item.request_bytes,
         since_s=waits_since(item.id, run_at_s),
     )
 

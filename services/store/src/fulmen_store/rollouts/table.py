@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -15,6 +14,7 @@ from fulmen_store.database.database import Database, Transaction, columns
 from fulmen_store.database.queries import arguments
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
+from fulmen_store.rollouts.number_cache import NumberCache
 from fulmen_store.rollouts.records import (
     NO_RUN,
     AttemptView,
@@ -31,28 +31,27 @@ from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.run_leases.table import hold_fences
 
 __all__ = [
+    "FeedNews",
     "FeedRow",
     "FeedTable",
     "RolloutTable",
     "view_of",
 ]
 
-NAMES_REMEMBERED = 10_000
 ID_BYTES = 16
 RETRY_TABLE = "rollout_retry"
-ITEM_TABLE = "item"
-ROLLOUT_PARTITION = "rollout_"
+KEYED_TABLES = ("item", "rollout")
+UNLIMITED_BYTES = 2**62
 
 
 class RolloutTable:
     """Creates, reads and cancels rollouts."""
 
     def __init__(self, database: Database, projects: ProjectNames) -> None:
-        """Creates the table; numbers of training runs never change and are cached."""
         self._database = database
         self.projects = projects
-        self._runs: dict[tuple[int, str], int] = {}
-        self._names: OrderedDict[tuple[int, NameKind, str], int] = OrderedDict()
+        self._runs = NumberCache()
+        self._names = NumberCache()
 
     async def project_id(self, name: str) -> int:
         """Returns a project's number.
@@ -64,12 +63,7 @@ class RolloutTable:
 
     async def run_id(self, project_id: int, name: str) -> int:
         """Returns the number of a project's training run, whose name was checked; a new run is recorded."""
-        known = self._runs.get((project_id, name))
-        if known is None:
-            row = await self._database.fetch_row("ensure_training_run", project_id, name)
-            assert row is not None
-            known = self._runs[project_id, name] = row["id"]
-        return known
+        return await self._number(self._runs, "ensure_training_run", project_id, name)
 
     async def find_run(self, project_id: int, name: str) -> int:
         """Returns the number of a project's training run without recording anything; `NO_RUN` if the project has none.
@@ -77,25 +71,21 @@ class RolloutTable:
         Raises:
             ArgumentInvalid: If the name is malformed.
         """
-        known = self._runs.get((project_id, name))
-        if known is None:
-            parse_training_run_name(name)
-            row = await self._database.fetch_row("find_training_run", project_id, name)
-            if row is None:
-                return NO_RUN
-            known = self._runs[project_id, name] = row["id"]
-        return known
+        parse_training_run_name(name)
+        return await self._number(self._runs, "find_training_run", project_id, name)
 
     async def name_id(self, project_id: int, kind: NameKind, name: str) -> int:
         """Returns the number of an interned name; records a new name."""
-        key = project_id, kind, name
-        known = self._names.get(key)
+        return await self._number(self._names, "ensure_name", project_id, kind, name)
+
+    async def _number(self, cache: NumberCache, statement: str, *key: object) -> int:
+        known = cache.get(key)
         if known is None:
-            row = await self._database.fetch_row("ensure_name", project_id, kind, name)
-            assert row is not None
-            known = self._names[key] = row["id"]
-            if len(self._names) > NAMES_REMEMBERED:
-                self._names.popitem(last=False)
+            row = await self._database.fetch_row(statement, *key)
+            if row is None:
+                return NO_RUN
+            known = row["id"]
+            cache.put(key, known)
         return known
 
     async def create(self, rollouts: Sequence[NewRollout]) -> set[UUID]:
@@ -121,7 +111,7 @@ class RolloutTable:
         except asyncpg.UniqueViolationError as error:
             if error.table_name == RETRY_TABLE:
                 raise RolloutRetried("A rollout was run again concurrently.") from error
-            if error.table_name != ITEM_TABLE and not (error.table_name or "").startswith(ROLLOUT_PARTITION):
+            if error.table_name not in KEYED_TABLES:
                 raise
             raise RolloutAppeared("A rollout of the same name was created concurrently.") from error
         return {row["id"] for row in created}
@@ -132,34 +122,75 @@ class RolloutTable:
         return {row["id"]: (row["project_id"], row["request"]) for row in rows}
 
     async def view(
-        self, rollout_ids: Sequence[UUID], *, with_usage: bool = False, with_attempts: bool = False
+        self,
+        rollout_ids: Sequence[UUID],
+        *,
+        with_usage: bool = False,
+        with_attempts: bool = False,
+        max_bytes: int = UNLIMITED_BYTES,
     ) -> list[RolloutView]:
         """Returns those rollouts that exist, in the order of the ids, each with all that is asked for as of one moment.
 
-        `with_usage` reads the usage of their calls, `with_attempts` their ended attempts.
+        Args:
+            rollout_ids: Their ids.
+            with_usage: Whether to read the usage of their calls.
+            with_attempts: Whether to read their latest ended attempts.
+            max_bytes: Bytes of requests after which no more rollouts are read.
         """
-        rows = await self._database.fetch("get_rollouts", rollout_ids, with_usage, with_attempts)
+        rows = await self._database.fetch("get_rollouts", rollout_ids, with_usage, with_attempts, max_bytes)
         await self.projects.load(row["project_id"] for row in rows)
         return [view_of(row, self.projects) for row in rows]
 
-    async def view_final(self, rollout_ids: Sequence[UUID]) -> list[RolloutView]:
-        """Returns final rollouts with their attempts, of which nothing changes any more.
+    async def view_final(self, rollout_ids: Sequence[UUID], *, max_bytes: int) -> tuple[list[RolloutView], int]:
+        """Returns final rollouts with their latest attempts, of which nothing changes any more, and how many ids were read.
 
-        Two statements take less CPU for many than one that also holds for rollouts that run.
+        Those that do not exist are left out. Two statements take less CPU for many than one that also holds for rollouts
+        that run.
+
+        Args:
+            rollout_ids: Their ids.
+            max_bytes: Bytes of requests, and of reports, after which no more rollouts are read; one is read at least.
         """
-        views = await self.view(rollout_ids)
+        views = await self.view(rollout_ids, max_bytes=max_bytes)
         ended: dict[UUID, list[AttemptView]] = {}
-        for row in await self._database.fetch("get_attempts", rollout_ids):
+        left_bytes = max_bytes
+        for row in await self._database.fetch("get_attempts", [view.rollout_id for view in views], max_bytes):
             *attempt, rollout_id = row
             ended.setdefault(rollout_id, []).append(_ended(attempt))
-        return [replace(view, ended=ended.get(view.rollout_id, ())) for view in views]
+            left_bytes -= len(row["report"])
+        read = len(rollout_ids)
+        if left_bytes <= 0:
+            # Attempts of the last rollout may be missing.
+            last = next(reversed(ended))
+            whole = next(index for index, view in enumerate(views) if view.rollout_id == last)
+            views = views[: max(1, whole)]
+        if left_bytes <= 0 or sum(len(view.request) for view in views) >= max_bytes:
+            read = rollout_ids.index(views[-1].rollout_id) + 1
+        found = [
+            # Attempts are numbered without gaps.
+            replace(view, ended=attempts, ended_attempts=attempts[-1].number if attempts else 0)
+            for view, attempts in ((view, ended.get(view.rollout_id, ())) for view in views)
+        ]
+        return found, read
 
-    async def live_of_run(
-        self, project_id: int, run_id: int, *, after: tuple[int, UUID], limit: int
-    ) -> list[tuple[int, UUID]]:
-        """Returns (sort_priority, id) of rollouts of a training run that are neither final nor asked to stop, in order."""
-        rows = await self._database.fetch("live_rollouts_of_run", project_id, run_id, *after, limit)
-        return [(row["sort_priority"], row["id"]) for row in rows]
+    async def attempts(self, rollout_id: UUID, *, after: int, limit: int) -> list[AttemptView]:
+        """Returns the ended attempts of a rollout with numbers above `after`, oldest first."""
+        return [_ended(row) for row in await self._database.fetch("list_attempts", rollout_id, after, limit)]
+
+    async def live_of_project(self, project_id: int, *, page_size: int) -> AsyncIterator[list[UUID]]:
+        """Yields the rollouts of a project that are neither final nor asked to stop, in the order of their queue."""
+        after = (-(2**15), UUID(int=0))
+        while rows := await self._database.fetch("live_rollouts", project_id, *after, page_size):
+            after = (rows[-1]["sort_priority"], rows[-1]["id"])
+            yield [row["id"] for row in rows]
+
+    async def live_of_run(self, project_id: int, run_id: int, *, page_size: int) -> AsyncIterator[list[UUID]]:
+        """Yields the rollouts of a training run that are neither final nor asked to stop, newest first."""
+        before = UUID(int=2**128 - 1)
+        while rows := await self._database.fetch("live_rollouts_of_run", project_id, run_id, before, page_size):
+            before = rows[-1]["id"]
+            if found := [row["id"] for row in rows if row["is_live"]]:
+                yield found
 
     async def cancel(
         self, rollout_ids: Sequence[UUID], *, grace_s: float, fence: tuple[int, RunFence] | None = None
@@ -308,6 +339,24 @@ class FeedTable:
             members[row["group_key"]].append(row["rollout_id"])
         return members
 
+    async def news(self, bounds: Mapping[int, int | None], *, limit: int) -> list[FeedNews]:
+        """Returns what is new in projects, each since its bound; a bound of None stands for the present.
+
+        Args:
+            bounds: A transaction id per project: `settled` of the last answer.
+            limit: Ends of a project after which no more are read.
+        """
+        rows = await self._database.fetch("feed_news", list(bounds), list(bounds.values()), limit)
+        return [
+            FeedNews(
+                project_id=row["project_id"],
+                settled=row["settled"],
+                run_ids=None if row["ends"] >= limit else frozenset(row["run_ids"] or ()),
+                waited_s=None if row["waited_s"] is None else max(0.0, row["waited_s"]),
+            )
+            for row in rows
+        ]
+
     async def newest_transaction(self) -> int:
         """Returns an upper bound of all transaction ids so far."""
         row = await self._database.fetch_row("newest_transaction")
@@ -327,3 +376,19 @@ class FeedRow:
     cursor: Cursor
     group_key: UUID | None
     completes: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedNews:
+    """What is new in a project's feed.
+
+    Attributes:
+        settled: The transaction id below which all ends were read.
+        run_ids: Training runs with new ends, None for ends without one; None as a whole if there are more than were read.
+        waited_s: For how long the first end that watchers may not see yet has waited, seconds; None if there is none.
+    """
+
+    project_id: int
+    settled: int
+    run_ids: frozenset[int | None] | None
+    waited_s: float | None

@@ -13,16 +13,10 @@ order by r.name
 on conflict do nothing
 returning *;
 
--- name: release_idle_run_of_policy
--- A service died while it changed a run that nothing runs: that run must not keep others of its policy waiting.
-update run_lease l set released = true, updated_at = now()
-where l.project_id = $1 and not l.released and l.state = 1 and l.expires_at <= now()
-    and l.policy <> '' and l.policy = (select q.policy from run_lease q where q.project_id = $1 and q.name = $2);
-
 -- name: acquire_run_lease
 update run_lease l set
     owner = $3, owner_address = $4, epoch = greatest(l.epoch, $6::bigint) + 1, released = false, swept = false,
-    expires_at = now() + $5::float8 * interval '1 second', updated_at = now()
+    claims_policy = not $8, expires_at = now() + $5::float8 * interval '1 second', updated_at = now()
 where l.project_id = $1 and l.name = $2 and l.storage = $7
     and (l.released or l.expires_at <= now() or l.owner = $3)
 returning *;
@@ -32,7 +26,7 @@ select l.*, not l.released and l.expires_at > now() as held from run_lease l whe
 
 -- name: owned_run_of_policy
 select l.name, l.owner_address from run_lease l
-where l.project_id = $1 and not l.released and l.name <> $2
+where l.project_id = $1 and not l.released and l.claims_policy and l.name <> $2
     and l.policy <> '' and l.policy = (select q.policy from run_lease q where q.project_id = $1 and q.name = $2);
 
 -- name: renew_run_leases
@@ -101,8 +95,12 @@ where l.state <> 1 and l.expires_at <= now() - $1::float8 * interval '1 second' 
 update run_lease l set swept = true where l.project_id = $1 and l.name = $2 and l.epoch = $3;
 
 -- name: remove_expired_runs
-delete from run_lease l using project p
-where p.id = l.project_id and l.state = 1 and l.updated_at < now() - p.retention;
+delete from run_lease l where l.ctid = any (array(
+    select q.ctid from run_lease q join project p on p.id = q.project_id
+    where q.state = 1 and q.updated_at < now() - p.retention
+    order by q.updated_at limit $1 for update of q skip locked
+))
+returning 1;
 
 -- name: store_clock
 select now() as now;

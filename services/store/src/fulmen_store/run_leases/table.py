@@ -49,27 +49,28 @@ class RunLeaseTable:
                 raise TrainingRunExists("The name or request id is taken by another run.", training_run=taken)
         return found
 
-    async def acquire(self, project_id: int, name: str, holder: Holder, *, after_epoch: int) -> RunLease:
-        """Acquires the lease of a recorded run under a greater epoch.
+    async def acquire(
+        self, project_id: int, name: str, holder: Holder, *, after_epoch: int, for_change: bool
+    ) -> RunLease:
+        """Acquires the lease of a recorded run under a greater epoch, to run it or only for a change.
 
         Raises:
             TrainingRunNotFound: If the run is not recorded.
-            RunLeaseHeld: If another owner holds the lease, or that of another run of the same policy, or the run lies in
-                another storage.
+            RunLeaseHeld: If another owner holds the lease, or the run lies in another storage, or it is to be run and
+                another run of its policy has an owner that runs it.
         """
         try:
-            async with self._database.transaction() as transaction:
-                await transaction.fetch("release_idle_run_of_policy", project_id, name)
-                row = await transaction.fetch_row(
-                    "acquire_run_lease",
-                    project_id,
-                    name,
-                    holder.owner,
-                    holder.address,
-                    holder.ttl_s,
-                    after_epoch,
-                    holder.storage,
-                )
+            row = await self._database.fetch_row(
+                "acquire_run_lease",
+                project_id,
+                name,
+                holder.owner,
+                holder.address,
+                holder.ttl_s,
+                after_epoch,
+                holder.storage,
+                for_change,
+            )
         except asyncpg.UniqueViolationError as error:
             if error.constraint_name != POLICY_INDEX:
                 raise
@@ -154,10 +155,6 @@ class RunLeaseTable:
     async def mark_swept(self, project_id: int, fence: RunFence) -> None:
         """Records that a run's waiting rollouts were cancelled."""
         await self._database.fetch("mark_run_swept", project_id, fence.training_run, fence.epoch)
-
-    async def remove_expired(self) -> None:
-        """Removes runs that ended before their project's retention."""
-        await self._database.fetch("remove_expired_runs")
 
 
 async def hold_fences(transaction: Transaction, fences: Sequence[tuple[int, RunFence]]) -> None:

@@ -22,13 +22,12 @@ __all__ = ["UnownedRuns"]
 INTERVAL_S: Final = 10.0
 RUNS_PER_PASS: Final = 100
 SHOWN_AFTER_S: Final = 60.0
-REMOVAL_INTERVAL_S: Final = 3600.0
 
 _log = structlog.get_logger()
 
 
 class UnownedRuns:
-    """Cancels the rollouts of runs without an owner, and removes the leases of runs that ended before their retention."""
+    """Cancels the rollouts of runs without an owner."""
 
     def __init__(
         self, table: RunLeaseTable, rollouts: Rollouts, limit_s: float, metrics: StoreMetrics | None = None
@@ -38,7 +37,6 @@ class UnownedRuns:
         self._rollouts = rollouts
         self._limit_s = limit_s
         self._metrics = metrics
-        self._removed_at: float | None = None
         self.count = 0
         if metrics is not None:
             metrics.watch_unowned(lambda: self.count)
@@ -72,7 +70,3 @@ class UnownedRuns:
                 _log.warning("unowned_run_cancelled", run=fence.training_run, cancelled=outcome.cancelled)
                 if self._metrics is not None:
                     self._metrics.unowned_cancelled(outcome.cancelled + outcome.cancelling)
-        now = asyncio.get_running_loop().time()
-        if self._removed_at is None or now - self._removed_at > REMOVAL_INTERVAL_S:
-            await self._table.remove_expired()
-            self._removed_at = now

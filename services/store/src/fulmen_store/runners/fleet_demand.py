@@ -1,7 +1,7 @@
 """Fleet demand: counts of live rollouts, cached.
 
-Counting reads every live row, so a long queue is counted rarely: every replica counts for its metrics every 15 s, and
-spends at most a twentieth of its time on counting.
+Counts are kept, and their cost grows with the kinds of rollouts. Every replica reads them for its metrics every 15 s, and
+spends at most a twentieth of its time on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES_LOOKED_UP: Final = 1000
 
 
 class FleetDemand:
-    """Background role: counts periodically for the metrics, and on request."""
+    """Background role: counts periodically for the metrics, and on request; adds up the kept counts before."""
 
     def __init__(self, *, table: DemandTable, durations: DurationTable, clock: Clock | None = None) -> None:
         self._table = table
@@ -43,6 +43,7 @@ class FleetDemand:
         """Counts until cancelled."""
         while True:
             try:
+                await self._table.fold()
                 await self.census()
             except DatabaseUnavailable:
                 self._census = None

@@ -120,16 +120,25 @@ class Backlog:
         """Returns the number of items known to this replica, ready and delayed."""
         return len(self.ready) + len(self._delayed)
 
-    def update_project(self, project: Project) -> None:
-        """Applies a project's weight, quotas and rules."""
-        before = self.projects.get(project.project_id)
-        self.projects[project.project_id] = project
-        self.ready.learn(project.project_id, project.terms)
-        if before is not None and before.terms.paused_agents - project.terms.paused_agents:
+    def update_project(self, project: Project) -> bool:
+        """Applies a project's weight, quotas, rules and pauses; returns whether other items may be the next ones now."""
+        project_id, terms = project.project_id, project.terms
+        before = self.projects.get(project_id)
+        self.projects[project_id] = project
+        self.ready.learn(project_id, terms)
+        if before is None:
+            return False
+        is_reordered = before.terms.order_revision != terms.order_revision
+        if is_reordered:
+            self.ready.forget(project_id)
+            self._delayed.forget(project_id)
+        if is_reordered or before.terms.paused_agents - terms.paused_agents:
             # Rows of paused agents were read and dropped.
-            self._readings[project.project_id] = _Reading()
-            self._more.add(project.project_id)
-            self._hinted.add(project.project_id)
+            self._readings[project_id] = _Reading()
+            self._more.add(project_id)
+            self._hinted.add(project_id)
+            return True
+        return before.terms.is_paused and not terms.is_paused
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> bool:
         """Adds committed items, each with its delay in seconds; returns whether any is this replica's own."""
@@ -256,7 +265,7 @@ class Backlog:
         left = {project_id for project_id in self._fresh if self.ready.count_of(project_id)}
         left |= self._fresh & self._others.projects()
         self._fresh = set()
-        return frozenset(left)
+        return frozenset(project_id for project_id in left if not self.ready.terms_of(project_id).is_paused)
 
     async def _read_heads(self) -> None:
         """Reads the first rows of projects while no credit is idle, since urgent work may wait at another replica."""
@@ -278,7 +287,7 @@ class Backlog:
 
     def _check_new_offers(self) -> None:
         """Rereads everything if runners with new labels wait, since they may run rows that were skipped."""
-        offered = {(stream.labels, stream.projects) for stream in self._streams.all_open() if stream.credit > 0}
+        offered = {(stream.labels, stream.projects) for stream in self._streams.all_open() if stream.can_take}
         if not offered <= self._offered:
             for reading in self._readings.values():
                 reading.change()
@@ -362,10 +371,12 @@ class Backlog:
 
     def _fitting(self, project_id: int) -> Callable[[ReadyItem], bool]:
         """Returns a predicate that is True for items of a project that fit waiting credit."""
+        if self.ready.terms_of(project_id).is_paused:
+            return lambda _item: False
         able = {
             stream.labels
             for stream in self._streams.all_open()
-            if stream.credit > 0 and (stream.projects is None or project_id in stream.projects)
+            if stream.can_take and (stream.projects is None or project_id in stream.projects)
         }
         if able and not self.ready.terms_of(project_id).rules.match_labels:
             return lambda _item: True
@@ -402,6 +413,12 @@ class DelayedItems:
             return
         self._ids.add(item.rollout_id)
         heapq.heappush(self._heap, (now + delay_s, item.rollout_id.int, item))
+
+    def forget(self, project_id: int) -> None:
+        """Drops the items of a project."""
+        self._heap = [entry for entry in self._heap if entry[2].project_id != project_id]
+        heapq.heapify(self._heap)
+        self._ids = {item.rollout_id for _, _, item in self._heap}
 
     def due(self, now: float) -> list[ReadyItem]:
         """Removes and returns the due items, earliest first."""

@@ -84,8 +84,10 @@ class Dispatcher:
         return len(self._backlog)
 
     def update_project(self, project: Project) -> None:
-        """Applies a project's weight, quotas and rules."""
-        self._backlog.update_project(project)
+        """Applies a project's weight, quotas, rules and pauses."""
+        if self._backlog.update_project(project):
+            self._settled = False
+            self._wake.set()
 
     def offer(self, items: Iterable[tuple[ReadyItem, float]]) -> None:
         """Adds committed items, each with its delay in seconds."""
@@ -113,7 +115,7 @@ class Dispatcher:
             # Only the database knows whether a quota has room; a second attempt needs none.
             if item.rollout_id in matches or (terms.max_running is not None and exclude is None):
                 continue
-            if item.agent in terms.paused_agents:
+            if terms.is_paused or item.agent in terms.paused_agents:
                 continue
             stream = self._streams.next_for(item, terms.rules, exclude=(exclude or {}).get(item.rollout_id))
             if stream is not None:
@@ -135,14 +137,14 @@ class Dispatcher:
 
     def unmatch(self, matches: Mapping[UUID, RunnerStream]) -> None:
         """Refunds the credit of matches for which no lease was created."""
-        for stream in matches.values():
-            stream.refund()
+        for rollout_id, stream in matches.items():
+            stream.refund(rollout_id)
 
     def mark_in_doubt(self, matches: Mapping[UUID, RunnerStream]) -> None:
         """Records matches with an unknown commit outcome; leases found later are released, not delivered."""
         for rollout_id, stream in matches.items():
             self._in_doubt[rollout_id] = stream.session_id
-            stream.refund()
+            stream.refund(rollout_id)
         self._wake.set()
 
     def attempts_ended(self, ended: Sequence[EndedAttempt]) -> None:
@@ -156,6 +158,14 @@ class Dispatcher:
         """Adds credit to a stream; waiting items are served before new ones."""
         stream.credit += count
         if len(self._ready):
+            self._settled = False
+            self._wake.set()
+
+    def make_room(self, stream: RunnerStream) -> None:
+        """Records that everything assigned to a stream was sent."""
+        was_full = stream.credit > 0 and not stream.can_take
+        stream.make_room()
+        if was_full and len(self._ready):
             self._settled = False
             self._wake.set()
 
@@ -234,7 +244,7 @@ class Dispatcher:
             for item, stream in choices:
                 self._in_doubt[item.rollout_id] = stream.session_id
                 self._ready.push(item)
-                stream.refund()
+                stream.refund(item.rollout_id)
             raise
         granted = {grant.rollout_id: grant for grant in grants}
         self._deliver([(item.rollout_id, stream) for item, stream in choices], granted)
@@ -256,7 +266,7 @@ class Dispatcher:
         for rollout_id, stream in choices:
             grant = granted.get(rollout_id)
             if grant is None:
-                stream.refund()
+                stream.refund(rollout_id)
             else:
                 per_stream.setdefault(stream, []).append(grant)
         for stream, grants in per_stream.items():
@@ -264,7 +274,7 @@ class Dispatcher:
                 self._events.leases_undelivered.emit([released(grant.attempt, grant.session_id) for grant in grants])
                 continue
             for grant in grants:
-                stream.leases[grant.rollout_id] = grant.attempt
+                stream.lease(grant.attempt)
             stream.send(Assigned(grants=grants))
 
     def _handle_lost(self, choices: Sequence[Choice], granted: Mapping[UUID, Grant]) -> None:

@@ -48,6 +48,7 @@ class ReadyItem:
         group_key: Key of its group; None if it has none.
         task_type: Number of its task type; None if it has none.
         agent: Number of its agent's version; None if it names none.
+        request_bytes: Size of its request.
         runs_alone: Whether it must be the only rollout on its runner, because runners died while they ran it.
         since_s: Unix time since which it waits, seconds; None if it is the time in its id.
     """
@@ -59,6 +60,7 @@ class ReadyItem:
     group_key: UUID | None = None
     task_type: int | None = None
     agent: int | None = None
+    request_bytes: int = 0
     runs_alone: bool = False
     since_s: float | None = None
 
@@ -146,6 +148,7 @@ class _ProjectQueue:
     interval_s: float = 0.0
     turn: float = 0.0
     anyone: bool = False
+    is_paused: bool = False
     subqueues: dict[tuple[Labels, bool], _Subqueue] = field(default_factory=dict)
     count: int = 0
     level: int | None = None
@@ -156,6 +159,7 @@ class _ProjectQueue:
     def learn(self, terms: QueueTerms) -> None:
         self.turn = 1.0 / terms.share
         self.anyone = not terms.rules.match_labels
+        self.is_paused = terms.is_paused
         if self.interval_s != terms.rules.ageing_interval_s:
             self.interval_s = terms.rules.ageing_interval_s
             items = self.items()
@@ -349,7 +353,8 @@ class FairQueue:
     ) -> list[tuple[_ProjectQueue, _Subqueue]]:
         candidates: list[tuple[_ProjectQueue, _Subqueue]] = []
         for project_id, queue in self._queues.items():
-            if (projects is None or project_id in projects) and self._allowed.get(project_id, 1) > 0:
+            is_served = projects is None or project_id in projects
+            if is_served and not queue.is_paused and self._allowed.get(project_id, 1) > 0:
                 subqueue = queue.best(offered, alone=alone)
                 if subqueue is not None:
                     candidates.append((queue, subqueue))

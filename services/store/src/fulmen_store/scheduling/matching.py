@@ -88,7 +88,7 @@ def _round(
             taker.assign(item)
             choices.append((item, taker))
             del waiting[taker]
-            if taker.credit > 0:
+            if taker.can_take:
                 still_waiting.append(taker)
     return still_waiting
 

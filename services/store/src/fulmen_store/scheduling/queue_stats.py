@@ -1,9 +1,9 @@
-"""Cached queue statistics. Counting reads every waiting row, so a long backlog is counted rarely."""
+"""Cached queue statistics. Counts are kept, and their cost grows with the kinds of rollouts: many are read rarely."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fulmen_store.clock import Clock
@@ -47,9 +47,11 @@ class StatsCache:
         answer = self._answers.setdefault((project_id, run_id), _Answer())
         async with answer.lock:
             began = self._clock()
-            if answer.stats is None or began >= answer.until:
-                answer.stats = await self._table.stats(project_id, run_id)
-                now = self._clock()
-                cost_s = now - began
-                answer.until = now + (TTL_PER_COST * cost_s if cost_s > CHEAP_S else 0.0)
+            if answer.stats is not None and began < answer.until:
+                # Whether the queue is paused is known at once.
+                return replace(answer.stats, queue=await self._table.queue(project_id))
+            answer.stats = await self._table.stats(project_id, run_id)
+            now = self._clock()
+            cost_s = now - began
+            answer.until = now + (TTL_PER_COST * cost_s if cost_s > CHEAP_S else 0.0)
             return answer.stats

@@ -1,5 +1,5 @@
--- Quotas. Running rollouts are counted through the index of leases, under the project's lock; waiting ones up to the
--- quota.
+-- Quotas. Running rollouts are counted through the index of leases, under the project's lock; waiting ones are what lives and
+-- does not run.
 
 -- name: lock_project_quota
 select pg_advisory_xact_lock($1, $2);
@@ -14,10 +14,10 @@ where p.id = $1;
 -- name: count_queued
 select
     p.max_queued,
-    case when p.max_queued is null then 0 else (
-        select count(*) from (
-            select i.id from item i where i.project_id = p.id and i.session is null limit p.max_queued + 1
-        ) q
-    ) end as queued
+    case when p.max_queued is null then 0 else greatest(
+        coalesce((select sum(l.live) from live_count l where l.project_id = p.id), 0)
+            - (select count(*) from item i where i.session is not null and i.project_id + 0 = p.id),
+        0
+    ) end::bigint as queued
 from project p
 where p.id = $1;

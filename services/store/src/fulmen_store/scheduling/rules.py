@@ -45,6 +45,8 @@ class QueueTerms:
         max_queued: Maximum number of waiting rollouts; None means unlimited.
         rules: Queue rules.
         paused_agents: Numbers of the agent versions of which no rollout is leased.
+        is_paused: Whether no rollout of the project is leased.
+        order_revision: Grows when the priority of a live rollout changes.
     """
 
     weight: float = DEFAULT_WEIGHT
@@ -52,6 +54,8 @@ class QueueTerms:
     max_queued: int | None = None
     rules: QueueRules = DEFAULT_RULES
     paused_agents: frozenset[int] = frozenset()
+    is_paused: bool = False
+    order_revision: int = 0
 
     @property
     def share(self) -> float:

@@ -1,6 +1,7 @@
 """Streams of the runners connected to this replica, with their credit and outboxes.
 
-Invariant: a stream never gets more assignments than it granted credits, so its outbox is bounded.
+Invariant: a stream never gets more assignments than it granted credits, nor more bytes than it has room for until those
+before were sent, so its outbox is bounded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from uuid import UUID
 
 from fulmen.errors import FulmenError
 from fulmen_store.leases.leases import CompletionStatus, EndedAttempt, Grant, LeasedAttempt
+from fulmen_store.rollouts.requests import MAX_STORED_BYTES
 from fulmen_store.scheduling.fair_queue import ReadyItem
 from fulmen_store.scheduling.rules import DEFAULT_RULES, QueueRules
 
@@ -33,6 +35,10 @@ __all__ = [
 ]
 
 MAX_CREDIT: Final = 10_000
+# Upper bound of an assignment without its request: names, key and limits.
+ASSIGNMENT_BYTES: Final = 1024
+MAX_ASSIGNMENT_BYTES: Final = MAX_STORED_BYTES + ASSIGNMENT_BYTES
+OUTBOX_BYTES: Final = 16 * 1024 * 1024
 # Number of streams with credit that are searched for affinity to a new item.
 AFFINITY_WINDOW: Final = 16
 MAX_MERGED: Final = 16
@@ -142,6 +148,8 @@ class RunnerStream:
         labels: `key=value` strings of the runner.
         projects: Projects that it serves; None for all.
         credit: Number of further assignments that it accepts.
+        room_bytes: Size of further assignments that can be sent to it.
+        reserved: Sizes of the assignments that are being claimed for it, by rollout.
         leases: Attempts sent to it, by rollout.
         alone: Whether it runs one rollout alone, or finishes what it runs before it does; it gets nothing else.
         last_group: Group of the last assigned item.
@@ -152,12 +160,19 @@ class RunnerStream:
     labels: frozenset[str]
     projects: frozenset[int] | None
     credit: int = 0
+    room_bytes: int = OUTBOX_BYTES
+    reserved: dict[UUID, int] = field(default_factory=dict)
     closed: bool = False
     outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, LeasedAttempt] = field(default_factory=dict)
     alone: bool = False
     last_group: UUID | None = None
     last_agent: int | None = None
+
+    @property
+    def can_take(self) -> bool:
+        """Whether another assignment can be sent to it, however large."""
+        return self.credit > 0 and self.room_bytes >= MAX_ASSIGNMENT_BYTES
 
     def qualifies(self, item: ReadyItem, *, match_labels: bool = True) -> bool:
         """Returns whether the runner may run an item; ignores labels unless `match_labels`."""
@@ -166,14 +181,26 @@ class RunnerStream:
         return not match_labels or item.labels <= self.labels
 
     def assign(self, item: ReadyItem) -> None:
-        """Uses one credit for an item."""
+        """Uses one credit for an item, and room."""
         self.credit -= 1
+        self.reserved[item.rollout_id] = size_bytes = item.request_bytes + ASSIGNMENT_BYTES
+        self.room_bytes -= size_bytes
         self.last_group, self.last_agent = item.group_key, item.agent
 
-    def refund(self) -> None:
-        """Gives back the credit of an assignment that was not made."""
+    def refund(self, rollout_id: UUID) -> None:
+        """Gives back the credit and the room of an assignment that was not made."""
+        self.room_bytes += self.reserved.pop(rollout_id)
         if not self.closed:
             self.credit += 1
+
+    def lease(self, attempt: LeasedAttempt) -> None:
+        """Records an assignment that was made."""
+        self.reserved.pop(attempt.rollout_id, None)
+        self.leases[attempt.rollout_id] = attempt
+
+    def make_room(self) -> None:
+        """Records that everything that was assigned is sent."""
+        self.room_bytes = OUTBOX_BYTES - sum(self.reserved.values())
 
     def affinity(self, item: ReadyItem) -> int:
         """Returns 2 if the last item had the same group, 1 if it had the same agent version, otherwise 0."""
@@ -219,12 +246,12 @@ class RunnerStreams:
         return self._streams.get(session_id)
 
     def with_credit(self) -> list[RunnerStream]:
-        """Returns the streams with credit in round-robin order, and advances the order by one."""
+        """Returns the streams that can take something in round-robin order, and advances the order by one."""
         while self._turns and self._turns[0].closed:
             self._turns.popleft()
         if len(self._turns) > 2 * len(self._streams) + 16:
             self._turns = deque(stream for stream in self._turns if not stream.closed)
-        waiting = [stream for stream in self._turns if stream.credit > 0]
+        waiting = [stream for stream in self._turns if stream.can_take]
         self._turns.rotate(-1)
         return waiting
 
@@ -241,7 +268,7 @@ class RunnerStreams:
             stream = self._turns.popleft()
             if stream.closed:
                 continue
-            able = stream.credit > 0 and not stream.alone and stream.session_id != exclude
+            able = stream.can_take and not stream.alone and stream.session_id != exclude
             if not able or not stream.qualifies(item, match_labels=rules.match_labels):
                 self._turns.append(stream)
                 continue

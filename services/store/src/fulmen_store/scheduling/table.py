@@ -21,6 +21,7 @@ __all__ = [
     "DurationTable",
     "PausedAgent",
     "PriorityCount",
+    "ProjectQueue",
     "QueueCount",
     "QueueStats",
     "QueueStatsTable",
@@ -41,16 +42,15 @@ class QueueStatsTable:
         self._database = database
 
     async def queued(self, project_id: int) -> QueueCount:
-        """Returns the number of waiting rollouts of a project, at most one more than its quota."""
+        """Returns the number of waiting rollouts of a project, if it has a quota."""
         row = await self._database.fetch_row("count_queued", project_id)
         if row is None:
             return QueueCount(max_queued=None, queued=0)
         return QueueCount(max_queued=row["max_queued"], queued=row["queued"])
 
     async def stats(self, project_id: int, run_id: int | None) -> QueueStats:
-        """Counts the live rollouts of a project or training run; reads each row."""
-        terms = await self._database.fetch_row("queue_terms", project_id)
-        assert terms is not None
+        """Counts the live rollouts of a project or training run."""
+        queue = await self.queue(project_id)
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
         types = await self._database.fetch("frequent_task_types", project_id, TASK_TYPES_CONSIDERED, TASK_TYPES_SHOWN)
         paused = await self._database.fetch("paused_agents", project_id, PAUSED_AGENTS_SHOWN)
@@ -66,12 +66,22 @@ class QueueStatsTable:
                 for row in rows
             ],
             task_types=[_durations(row) for row in types],
-            terms=terms_of(terms),
-            runners=terms["runners"],
+            queue=queue,
             paused_agents=[
                 PausedAgent(agent=row["agent"], paused_at=row["paused_at"], rollouts=row["rollouts"]) for row in paused
             ],
-            project=terms["name"],
+        )
+
+    async def queue(self, project_id: int) -> ProjectQueue:
+        """Returns by which terms a project's queue is served, and by how many runners; reads no rollout."""
+        row = await self._database.fetch_row("queue_terms", project_id)
+        assert row is not None
+        return ProjectQueue(
+            project=row["name"],
+            terms=terms_of(row),
+            runners=row["runners"],
+            paused_at=row["paused_at"],
+            pause_reason=row["pause_reason"],
         )
 
 
@@ -81,8 +91,12 @@ class DemandTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def fold(self) -> None:
+        """Adds up the kept counts, so that there are not many more of them than kinds of rollouts."""
+        await self._database.fetch("fold_counts")
+
     async def work(self) -> list[WaitingWork]:
-        """Counts all live rollouts; reads each row."""
+        """Counts all live rollouts."""
         return [
             WaitingWork(
                 project=row["project"],
@@ -124,6 +138,8 @@ def terms_of(row: asyncpg.Record) -> QueueTerms:
         max_queued=row["max_queued"],
         rules=decode_rules(row["rules"]),
         paused_agents=frozenset(row.get("paused_agents") or ()),
+        is_paused=row.get("is_paused", False),
+        order_revision=row.get("order_revision", 0),
     )
 
 
@@ -158,23 +174,37 @@ class TaskTypeDurations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectQueue:
+    """How a project's queue is served.
+
+    Attributes:
+        project: Name of the project.
+        runners: Number of live runner sessions.
+        paused_at: When it was paused; None if it is not.
+        pause_reason: Why it was paused.
+    """
+
+    project: str
+    terms: QueueTerms
+    runners: int
+    paused_at: datetime.datetime | None
+    pause_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """Statistics and terms of a queue.
+    """Statistics of a queue, and how it is served.
 
     Attributes:
         priorities: Counts by priority, highest first.
         task_types: Durations by task type, most frequent first.
-        runners: Number of live runner sessions.
         paused_agents: Paused agent versions, most recently paused first.
-        project: Name of the project.
     """
 
     priorities: Sequence[PriorityCount]
     task_types: Sequence[TaskTypeDurations]
-    terms: QueueTerms
-    runners: int
     paused_agents: Sequence[PausedAgent]
-    project: str
+    queue: ProjectQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

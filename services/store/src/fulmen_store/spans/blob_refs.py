@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from fulmen.ids import uuid7_unix_ms
+from fulmen_store.database.days import day_of
 
-__all__ = ["BlobRef", "day_folder", "day_of", "span_folder"]
+__all__ = ["BlobRef", "day_folder", "span_folder"]
 
 _SPAN_FOLDER: Final = "spans"
-# Last second of the year 9999, the maximum of a date.
-_MAX_UNIX_S: Final = 253_402_300_799
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +30,6 @@ class BlobRef:
     def key(self) -> str:
         """Name in the blob storage."""
         return f"{self.folder}/{self.digest.hex()}"
-
-
-def day_of(rollout_id: UUID) -> datetime.date:
-    """Returns the day (UTC) of the partition that holds a rollout's rows."""
-    seconds = min(uuid7_unix_ms(rollout_id) // 1000, _MAX_UNIX_S)
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
 
 
 def day_folder(day: datetime.date) -> str:

@@ -11,7 +11,16 @@ import zstandard
 
 from fulmen_store.spans.blob_refs import BlobRef
 
-__all__ = ["BYTES_PER_CHUNK", "SPANS_PER_CHUNK", "Chunk", "LooseSpans", "NewChunk", "chunk_problem", "compress"]
+__all__ = [
+    "BYTES_PER_CHUNK",
+    "MAX_PAYLOAD_BYTES",
+    "SPANS_PER_CHUNK",
+    "Chunk",
+    "LooseSpans",
+    "NewChunk",
+    "chunk_problem",
+    "compress",
+]
 
 MAX_SPANS: Final = 4096
 

@@ -1,13 +1,14 @@
 """Follows the chunks of one rollout or attempt while it runs.
 
-Invariant: a chunk is yielded once. The follower remembers the ids of what it has yielded, and not the chunks.
+Invariant: a chunk is yielded once. The follower remembers the ids of what it has yielded, and not the chunks. While nothing is
+new, a poll counts chunks and reads none.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 from uuid import UUID
 
@@ -42,9 +43,7 @@ class SpanFollower:
         self._poll_interval_s = poll_interval_s
         self._clock = clock
 
-    async def follow(
-        self, parent: SpanParent, *, is_over: Callable[[], Awaitable[bool]], stopping: Callable[[], bool]
-    ) -> AsyncIterator[list[ChunkHead]]:
+    async def follow(self, parent: SpanParent, *, stopping: Callable[[], bool]) -> AsyncIterator[list[ChunkHead]]:
         """Yields chunks that were not yielded yet, by chunk id; none at once and at least every 15 s, until all is over.
 
         It ends when the parent is over and no chunk has come for some seconds, or when `stopping`. The next chunks are
@@ -54,20 +53,24 @@ class SpanFollower:
             QuotaExceeded: If the parent has more than 100,000 chunks.
         """
         seen: set[tuple[int, UUID]] = set()
+        counted = 0
         key = spans_key(parent.rollout_id)
         heard_at, spoke_at = self._clock(), -math.inf
         while not stopping():
             count = self._wakeups.count(key)
             # Asked before the chunks are read: what was stored before the end is among them.
-            over = await is_over()
-            (heads,) = await self._table.heads([parent])
-            new = [head for head in heads if (head.attempt, head.chunk_id) not in seen]
-            seen.update((head.attempt, head.chunk_id) for head in new)
-            if len(seen) > MAX_CHUNKS:
+            chunk_count, over = await self._table.watched(parent)
+            if chunk_count > MAX_CHUNKS:
                 raise QuotaExceeded(
                     f"The rollout has more than {MAX_CHUNKS} chunks of spans: read them with StreamSpans.",
                     quota="chunks of a watched rollout",
                 )
+            new: list[ChunkHead] = []
+            if chunk_count != counted:
+                counted = chunk_count
+                (heads,) = await self._table.heads([parent])
+                new = [head for head in heads if (head.attempt, head.chunk_id) not in seen]
+                seen.update((head.attempt, head.chunk_id) for head in new)
             now = self._clock()
             if new:
                 heard_at = now

@@ -31,6 +31,15 @@ with k as (
 )
 select k.n::int as n, k.known from k where not (k.known and k.in_time);
 
+-- name: create_partitions_of_rollouts
+-- Of those that exist; one row per day, with whether its partition is there.
+select create_span_partition(d.day) as is_there
+from (
+    select distinct uuid7_day(r.id) as day
+    from unnest($1::uuid[]) as x (id)
+    cross join lateral (select q.id from rollout q where q.id = x.id limit 1) r
+) d;
+
 -- name: chunk_heads
 select
     x.n::int as n, c.rollout_id, c.attempt, c.chunk_id, c.start_ns, c.end_ns,
@@ -43,11 +52,23 @@ cross join lateral (
 cross join lateral (
     select q.rollout_id, q.attempt, q.chunk_id, q.start_ns, q.end_ns, q.blob_size, q.payload
     from span_chunk q
-    where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt)
+    where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt) and true /* days */
 ) c
 order by x.n, c.chunk_id, c.attempt;
 
+-- name: watched_chunks
+-- A count of the primary key: what a poll reads while nothing is new.
+select
+    (
+        select count(*) from span_chunk q
+        where q.rollout_id = $1 and ($2::int = 0 or q.attempt = $2) and true /* days */
+    )::int as chunk_count,
+    not exists (select from rollout q where q.id = $1 and q.project_id = $3)
+    or exists (select from rollout_end q where q.rollout_id = $1)
+    or exists (select from attempt q where q.rollout_id = $1 and q.number = $2) as is_over;
+
 -- name: read_chunks
+-- A standby may answer.
 select
     c.rollout_id, c.attempt, c.chunk_id, c.span_count, c.codec, c.start_ns, c.end_ns, c.payload, c.blob, c.blob_size
 from unnest($1::uuid[], $2::int[], $3::uuid[]) with ordinality as x (rollout_id, attempt, chunk_id, n)
@@ -56,11 +77,13 @@ cross join lateral (
         q.rollout_id, q.attempt, q.chunk_id, q.span_count, q.codec, q.start_ns, q.end_ns, q.payload, q.blob,
         q.blob_size
     from span_chunk q
-    where q.rollout_id = x.rollout_id and q.attempt = x.attempt and q.chunk_id = x.chunk_id limit 1
+    where q.rollout_id = x.rollout_id and q.attempt = x.attempt and q.chunk_id = x.chunk_id and true /* days */
+    limit 1
 ) c
 order by x.n;
 
 -- name: rollouts_of_run
+-- A standby may answer.
 select r.id from rollout r
 where r.project_id = $1 and r.run_id = $2 and r.id > $3
 order by r.id limit $4;

@@ -12,6 +12,7 @@ import asyncpg
 
 from fulmen.errors import BlobMissing
 from fulmen_store.database.database import Database, columns
+from fulmen_store.database.days import require_partitions
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
@@ -70,7 +71,11 @@ class SpanTable:
         self._blobs = blobs
 
     async def append(self, chunks: Sequence[NewChunk]) -> dict[int, str]:
-        """Stores chunks in one commit; returns the problems of those that are refused, by position."""
+        """Stores chunks in one commit; returns the problems of those that are refused, by position.
+
+        Raises:
+            DatabaseUnavailable: If the outcome is unknown, or a day's table is missing and cannot be created now.
+        """
         numbers = await self._projects.find_all(new.project for new in chunks)
         rows = [
             (
@@ -81,7 +86,15 @@ class SpanTable:
             )
             for new in chunks
         ]  # fmt: skip
-        refused = await self._database.fetch("append_chunks", *columns(rows, 12), self._key_grace_s)
+        values = (*columns(rows, 12), self._key_grace_s)
+        try:
+            refused = await self._database.fetch("append_chunks", *values)
+        except asyncpg.CheckViolationError as error:
+            if error.constraint_name is not None:
+                raise
+            # No partition: the background role has not made that day, or retention has dropped it.
+            await self._create_partitions(chunks)
+            refused = await self._database.fetch("append_chunks", *values)
         return {row["n"] - 1: ATTEMPT_OVER if row["known"] else UNKNOWN_ROLLOUT for row in refused}
 
     async def heads(self, parents: Sequence[SpanParent]) -> list[list[ChunkHead]]:
@@ -89,10 +102,19 @@ class SpanTable:
         found: list[list[ChunkHead]] = [[] for _ in parents]
         numbers = await self._projects.find_all(parent.project for parent in parents)
         keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]
-        for row in await self._database.fetch("chunk_heads", *columns(keys, 3)):
+        ids = [parent.rollout_id for parent in parents]
+        for row in await self._database.fetch_of_days("chunk_heads", ids, *columns(keys, 3)):
             fields = dict(row)
             found[fields.pop("n") - 1].append(ChunkHead(**fields))
         return found
+
+    async def watched(self, parent: SpanParent) -> tuple[int, bool]:
+        """Returns the number of a parent's chunks, and whether it has ended or was removed, as of one moment."""
+        numbers = await self._projects.find_all([parent.project])
+        (row,) = await self._database.fetch_of_days(
+            "watched_chunks", [parent.rollout_id], parent.rollout_id, parent.number, numbers[parent.project]
+        )
+        return row["chunk_count"], row["is_over"]
 
     async def read(self, heads: Sequence[ChunkHead]) -> AsyncIterator[Chunk]:
         """Yields chunks with their payloads, in the order given, a few MiB at a time.
@@ -103,7 +125,8 @@ class SpanTable:
         """
         for part in _by_size(heads):
             keys = [(head.rollout_id, head.attempt, head.chunk_id) for head in part]
-            rows = await self._database.fetch("read_chunks", *columns(keys, 3))
+            ids = [head.rollout_id for head in part]
+            rows = await self._database.fetch_of_days("read_chunks", ids, *columns(keys, 3))
             for chunk in await asyncio.gather(*(self._with_payload(_chunk(row)) for row in rows)):
                 yield chunk
 
@@ -116,6 +139,10 @@ class SpanTable:
                 return
             after = rows[-1]["id"]
             yield [row["id"] for row in rows]
+
+    async def _create_partitions(self, chunks: Sequence[NewChunk]) -> None:
+        ids = [new.chunk.rollout_id for new in chunks]
+        require_partitions(await self._database.fetch("create_partitions_of_rollouts", ids))
 
     async def _with_payload(self, chunk: Chunk) -> Chunk:
         if chunk.blob is None:

@@ -14,6 +14,7 @@ from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
 from fulmen.ids import parse_attempt_name, parse_runner_name, runner_name
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
+from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, parts_of
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.leases.attempt_checks import check_attempt
@@ -26,6 +27,7 @@ from fulmen_store.malformed import malformed
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
+    ASSIGNMENT_BYTES,
     MAX_CREDIT,
     Acknowledged,
     Acknowledgement,
@@ -39,7 +41,7 @@ from fulmen_store.scheduling.runner_streams import (
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_range
-from fulmen_store.transport.wire.leases import acks_of, attempts_of, check_result, names_of, packed_load
+from fulmen_store.transport.wire.leases import MAX_INFO_BYTES, acks_of, attempts_of, check_result, names_of, packed_load
 from fulmen_store.transport.wire.rollouts import write_assignment
 
 __all__ = ["LeaseService"]
@@ -51,9 +53,9 @@ MAX_ADDRESS = 256
 MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
-MESSAGE_BYTES = 3 * 1024 * 1024
-# Upper bound of an assignment without its request: names, key and limits.
-ASSIGNMENT_BYTES = 1024
+# Each name of an attempt has at most 140 bytes, each acknowledgement 400.
+MAX_ATTEMPT_NAMES = 10_000
+ACKS_IN_MESSAGE = 4096
 FIRST_MESSAGE_LIMIT_S = 30.0
 
 
@@ -134,7 +136,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             session_id = await self._sessions.open(
                 owner=owner, host=request.info.host, info=request.info.SerializeToString()
             )
-        stream = self._sessions.attach(session_id, labels=labels, projects=projects)
+        stream = self._sessions.attach(session_id, labels=labels, projects=projects, room_bytes=ANSWER_BYTES)
         self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         unreadable: list[Grant] = []
@@ -174,8 +176,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         cancelled = [lease.attempt for lease in held if lease.cancel_requested]
         return pb.RenewLeasesResponse(
             lease_ttl=self._ttl(),
-            cancelled_attempts=names_of(cancelled, self._project_names),
-            held_attempts=names_of((lease.attempt for lease in held), self._project_names),
+            cancelled_attempts=names_of(cancelled[:MAX_ATTEMPT_NAMES], self._project_names),
+            held_attempts=names_of((lease.attempt for lease in held[:MAX_ATTEMPT_NAMES]), self._project_names),
         )
 
     async def CompleteAttempts(
@@ -216,6 +218,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         owner = _owner()
         labels = _labels(request.info)
         projects = await self._projects(request.projects)
+        require_range("open.running_attempts", len(request.running_attempts), 0, MAX_ATTEMPT_NAMES)
         names = sorted(set(request.running_attempts))
         running = await attempts_of(names, self._project_names, field="open.running_attempts")
         if request.runner:
@@ -280,6 +283,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             notice = stream.outbox.take()
             match notice:
                 case None:
+                    self._dispatcher.make_room(stream)
                     await _wait_until(stream, closes_at)
                     continue
                 case RunnerDone():
@@ -306,15 +310,16 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case Assigned():
                 yield from self._packed(notice.grants, unreadable)
             case Acknowledged():
-                yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(notice.answers)))
+                for answers in parts_of(notice.answers, ACKS_IN_MESSAGE):
+                    yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(answers)))
             case CancelRequested():
-                yield pb.StreamLeasesResponse(
-                    cancel=pb.CancelledAttempts(attempts=names_of(notice.attempts, self._project_names))
-                )
+                for attempts in parts_of(notice.attempts, MAX_ATTEMPT_NAMES):
+                    names = names_of(attempts, self._project_names)
+                    yield pb.StreamLeasesResponse(cancel=pb.CancelledAttempts(attempts=names))
             case LeasesLost():
-                yield pb.StreamLeasesResponse(
-                    lease_lost=pb.LostLeases(attempts=names_of(notice.attempts, self._project_names))
-                )
+                for attempts in parts_of(notice.attempts, MAX_ATTEMPT_NAMES):
+                    names = names_of(attempts, self._project_names)
+                    yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names))
             case Drained():
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
@@ -367,7 +372,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         message, size_bytes = pb.StreamLeasesResponse(), 0
         for grant in grants:
             more_bytes = len(grant.request) + ASSIGNMENT_BYTES
-            if size_bytes and size_bytes + more_bytes > MESSAGE_BYTES:
+            if size_bytes and size_bytes + more_bytes > ANSWER_BYTES:
                 yield message
                 message, size_bytes = pb.StreamLeasesResponse(), 0
             try:
@@ -433,6 +438,7 @@ def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
     require_range("info.host", len(info.host), 0, MAX_HOST)
     require_range("info.labels", len(info.labels), 0, MAX_LABELS)
     require_range("info.address", len(info.address), 0, MAX_ADDRESS)
+    require_range("info", info.ByteSize(), 0, MAX_INFO_BYTES)
     return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 

@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS
 from fulmen.store.v1 import project_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2_grpc
@@ -18,7 +19,7 @@ from fulmen.store.v1.rollout_service_pb2 import QueueRules
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.introspection import introspected
 from fulmen_service_kit.security.keys import StoreKeys, key_id
-from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_service_kit.security.tokens import Role, TokenVerifier
 from fulmen_store.database.stored import read_column
 from fulmen_store.projects.projects import Projects, unknown_project
 from fulmen_store.projects.table import (
@@ -33,6 +34,8 @@ from fulmen_store.projects.table import (
 from fulmen_store.projects.tokens import Tokens
 from fulmen_store.transport.access import project_limit
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.usage_service import fill_spent
+from fulmen_store.usage.table import UsageTable
 
 __all__ = [
     "ProjectService",
@@ -59,7 +62,9 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         token_table: TokenTable,
         verifier: TokenVerifier,
         keys: StoreKeys,
+        usage: UsageTable,
     ) -> None:
+        self._usage = usage
         self._verifier = verifier
         self._keys = keys
         self._projects = projects
@@ -79,7 +84,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
     ) -> pb.GetProjectResponse:
         """Returns one project."""
         name = _visible(request.name or current_caller().own_project)
-        return pb.GetProjectResponse(project=_message(await self._projects.get(name)))
+        return pb.GetProjectResponse(project=await self._with_spent(await self._projects.get(name)))
 
     async def UpdateProject(
         self, request: pb.UpdateProjectRequest, context: grpc.aio.ServicerContext
@@ -87,7 +92,21 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
         """Replaces every field of a project."""
         _visible(request.project.name)
         view = await self._projects.update(_draft(request.project), etag=request.project.etag)
-        return pb.UpdateProjectResponse(project=_message(view))
+        return pb.UpdateProjectResponse(project=await self._with_spent(view))
+
+    async def _with_spent(self, view: ProjectView) -> pb.Project:
+        """Returns a project with what is spent of its budgets."""
+        project = _message(view)
+        if project.model_limits.budgets:
+            fill_spent(project.model_limits, project.name, await self._usage.spends(project=project.name))
+        return project
+
+    async def DeleteProject(
+        self, request: pb.DeleteProjectRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DeleteProjectResponse:
+        """Deletes a project."""
+        await self._projects.delete(_visible(request.name), cancel=request.cancel_running)
+        return pb.DeleteProjectResponse()
 
     async def ResumeAgent(
         self, request: pb.ResumeAgentRequest, context: grpc.aio.ServicerContext
@@ -120,9 +139,13 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
             role=request.role,
             subject=request.subject,
             ttl_s=_seconds(request.ttl) if request.HasField("ttl") else None,
+            training_run=request.training_run,
         )
         if project_limit() is not None:
             _visible(draft.project)
+        caller = current_caller()
+        if caller.role is Role.SERVICE and draft.role != pb.TOKEN_ROLE_ENGINE:
+            raise PermissionDenied("A service issues tokens for engines of runs alone.", role=caller.role)
         self._tokens.check(draft)
         if draft.project != ALL_PROJECTS:
             await self._projects.get(draft.project)
@@ -196,6 +219,8 @@ def _visible(name: str) -> str:
 
 def _draft(message: pb.Project) -> ProjectDraft:
     rules, limits = message.rules, message.model_limits
+    for budget in limits.budgets:
+        budget.ClearField("spent_micros")
     return ProjectDraft(
         name=message.name,
         weight=message.weight or DEFAULT_WEIGHT,
@@ -206,6 +231,7 @@ def _draft(message: pb.Project) -> ProjectDraft:
         ageing_interval_s=_seconds(rules.ageing_interval),
         model_limits=limits.SerializeToString(deterministic=True) if message.HasField("model_limits") else None,
         limits=_numbers(limits),
+        budgets=[(each.subject, each.period, each.limit_micros) for each in limits.budgets],
     )
 
 

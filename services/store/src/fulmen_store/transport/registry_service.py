@@ -13,6 +13,7 @@ from fulmen.errors import ArgumentInvalid, Draining, RunnerNotFound
 from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
+from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES, fitting, parts_of
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
@@ -27,9 +28,8 @@ __all__ = ["RunnerRegistryService"]
 DEFAULT_PAGE = 50
 LISTED = "runners"
 MAX_LABELS = 64
-# Maximum size of a list or of a message of the watch; a runner with 1000 attempts takes about 60 KiB.
-PAGE_BYTES = 3 * 1024 * 1024
-MESSAGE_BYTES = 1024 * 1024
+# Each name has 44 bytes.
+REMOVED_IN_MESSAGE = 10_000
 
 
 class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServiceServicer):
@@ -52,15 +52,9 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         after = UUID(int=0) if last is None else UUID(bytes=last)
         found = await self._table.page(after=after, limit=limit + 1, project=project_limit())
-        response, size_bytes = pb.ListRunnersResponse(), 0
-        for index, view in enumerate(found):
-            runner = runner_of(view)
-            size_bytes += runner.ByteSize()
-            if index == limit or (index and size_bytes > PAGE_BYTES):
-                response.next_page_token = encode_token(found[index - 1].session_id.bytes, listed=LISTED)
-                break
-            response.runners.append(runner)
-        return response
+        shown = fitting(runner_of(view) for view in found[:limit])
+        token = encode_token(found[len(shown) - 1].session_id.bytes, listed=LISTED) if len(shown) < len(found) else ""
+        return pb.ListRunnersResponse(runners=shown, next_page_token=token)
 
     async def GetRunner(self, request: pb.GetRunnerRequest, context: grpc.aio.ServicerContext) -> pb.GetRunnerResponse:
         """Returns one live session."""
@@ -94,10 +88,12 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
 
 
 def _messages(changes: FleetChanges) -> Iterator[pb.WatchRunnersResponse]:
-    message = pb.WatchRunnersResponse(
-        removed=[runner_name(session_id) for session_id in changes.removed],
-        snapshot_complete=changes.snapshot_complete,
-    )
+    message = pb.WatchRunnersResponse(snapshot_complete=changes.snapshot_complete)
+    for removed in parts_of(changes.removed, REMOVED_IN_MESSAGE):
+        if message.removed:
+            yield message
+            message = pb.WatchRunnersResponse()
+        message.removed.extend(map(runner_name, removed))
     size_bytes = message.ByteSize()
     for view in changes.runners:
         runner = runner_of(view)

@@ -12,17 +12,19 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied, Violation
 from fulmen.store.v1 import resource_pb2, resource_service_pb2_grpc
 from fulmen.store.v1 import resource_service_pb2 as pb
+from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, fitting
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_service_kit.security.permissions import kind_action, require
+from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.resources.diff import compare
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.table import ResourceTable
-from fulmen_store.resources.versions import Alias, NewVersion, Publication, Version, parse_ref
+from fulmen_store.resources.versions import MAX_CONTENT_BYTES, Alias, NewVersion, Publication, Version, parse_ref
 from fulmen_store.resources.watch import Changes, ResourceWatcher
 from fulmen_store.resources.watch_cursor import WatchSelection
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import require_count, run_fence
+from fulmen_store.transport.access import require_count, require_range, run_fence
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 
 __all__ = ["ResourceService"]
@@ -32,6 +34,9 @@ DEFAULT_PAGE = 50
 HIGHEST_NUMBER = 2**62
 HIGHEST_RESOURCE = 2**31 - 1
 KEY_BYTES = 8
+# What GetResources is filled to, with versions that have everything but content.
+MOST_BYTES = 4 * 1024 * 1024 - 64 * 1024
+VERSION_BYTES = 44 * 1024
 
 
 class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
@@ -107,9 +112,28 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         project = require_project(request.project)
         refs = [(name, parse_ref(name, field="names")) for name in request.names]
         project_id = await self._rollouts.project_id(project)
-        return pb.GetResourcesResponse(
-            resources=[_message(await self._table.get(project_id, name, ref), project) for name, ref in refs]
+        response = pb.GetResourcesResponse()
+        room_bytes = min(ANSWER_BYTES, MOST_BYTES - len(refs) * VERSION_BYTES)
+        for name, ref in refs:
+            version = await self._table.get(project_id, name, ref, max_bytes=room_bytes)
+            response.resources.append(_message(version, project))
+            room_bytes -= len(version.content)
+        return response
+
+    async def ReadContent(
+        self, request: pb.ReadContentRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReadContentResponse:
+        """Returns a part of the content of a version."""
+        project = require_project(request.project)
+        ref = parse_ref(request.name, field="name")
+        if ref.version is None:
+            raise malformed("name", "is not of the form resources/{id}/versions/{n}")
+        require_range("offset_bytes", request.offset_bytes, 0, MAX_CONTENT_BYTES)
+        project_id = await self._rollouts.project_id(project)
+        content = await self._table.content_part(
+            project_id, request.name, ref, offset=request.offset_bytes, limit=ANSWER_BYTES
         )
+        return pb.ReadContentResponse(content=content)
 
     async def ListResourceVersions(
         self, request: pb.ListResourceVersionsRequest, context: grpc.aio.ServicerContext
@@ -130,14 +154,15 @@ class ResourceService(resource_service_pb2_grpc.ResourceServiceServicer):
         else:
             below = HIGHEST_RESOURCE if last is None else int.from_bytes(last)
             found = await self._table.latest_of_all(project_id, kind=kind, below=below, limit=limit + 1)
+        shown = fitting(_message(version, project, with_content=False) for version in found[:limit])
         token = ""
-        if len(found) > limit:
-            end = found[limit - 1]
+        if len(found) > len(shown):
+            end = found[len(shown) - 1]
             token = encode_token(
                 (end.version if request.parent else end.resource_id).to_bytes(KEY_BYTES), listed=listed
             )
         return pb.ListResourceVersionsResponse(
-            resources=[_message(version, project, with_content=False) for version in found[:limit]],
+            resources=shown,
             next_page_token=token,
             aliases=[_alias_message(alias) for alias in aliases],
         )

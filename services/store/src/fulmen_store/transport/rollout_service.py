@@ -11,16 +11,20 @@ from uuid import UUID
 import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
-from fulmen.ids import RolloutName, parse_rollout_name, parse_training_run_name, rollout_name
+from fulmen.ids import RolloutName, attempt_of, parse_rollout_name, parse_training_run_name, rollout_name
 from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
+from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_service_kit.rpc.message_sizes import fitting
 from fulmen_service_kit.security.auth import current_caller, require_project
 from fulmen_store.malformed import malformed, malformed_request, noted
-from fulmen_store.rollouts.codec import new_rollout
+from fulmen_store.rollouts.changes import QueueChanges
+from fulmen_store.rollouts.codec import new_rollout, rollout_change
 from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.deletion import Deletion
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
-from fulmen_store.rollouts.filter import both, states_filter
+from fulmen_store.rollouts.filter import Expression, both, states_filter
 from fulmen_store.rollouts.filter_parser import parse_filter
 from fulmen_store.rollouts.lists import RolloutLists
 from fulmen_store.rollouts.ordering import Place, parse_order
@@ -35,7 +39,14 @@ from fulmen_store.transport.access import is_own_attempt, require_count, run_fen
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.wire.queues import stats_message
-from fulmen_store.transport.wire.rollouts import feed_messages, finished_rollout, rollout_of
+from fulmen_store.transport.wire.rollouts import (
+    attempt_message,
+    counts_message,
+    created_rollout,
+    feed_messages,
+    finished_rollout,
+    rollout_of,
+)
 
 __all__ = ["RolloutService"]
 
@@ -44,6 +55,8 @@ ALL = "*"
 CREATIONS_IN_FLIGHT = 256
 DEFAULT_PAGE = 50
 ID_BYTES = 16
+NUMBER_BYTES = 4
+MAX_ATTEMPTS = 64
 
 
 class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
@@ -53,6 +66,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self,
         *,
         rollouts: Rollouts,
+        changes: QueueChanges,
+        deletion: Deletion,
         table: RolloutTable,
         lists: RolloutLists,
         dead_letters: DeadLetters,
@@ -63,6 +78,8 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> None:
         """Creates the servicer; `stopping` is set when the replica shuts down."""
         self._rollouts = rollouts
+        self._changes = changes
+        self._deletion = deletion
         self._table = table
         self._lists = lists
         self._dead_letters = dead_letters
@@ -97,6 +114,24 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         (view,) = await self._views([parse_rollout_name(request.name)], in_full=True)
         return pb.GetRolloutResponse(rollout=finished_rollout(view))
 
+    async def ListAttempts(
+        self, request: pb.ListAttemptsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListAttemptsResponse:
+        """Lists the ended attempts of a rollout, oldest first."""
+        name = parse_rollout_name(request.parent, field="parent")
+        limit = min(page_size(request.page_size, default=DEFAULT_PAGE), MAX_ATTEMPTS)
+        listed = f"attempts/{name}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=NUMBER_BYTES)
+        await self._views([name])
+        after = 0 if last is None else int.from_bytes(last)
+        views = await self._table.attempts(name.rollout_id, after=after, limit=limit + 1)
+        shown = fitting(attempt_message(view, attempt_of(str(name), view.number)) for view in views[:limit])
+        more = len(shown) < len(views)
+        key = views[len(shown) - 1].number.to_bytes(NUMBER_BYTES) if more else None
+        return pb.ListAttemptsResponse(
+            attempts=shown, next_page_token="" if key is None else encode_token(key, listed=listed)
+        )
+
     async def ListRollouts(
         self, request: pb.ListRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListRolloutsResponse:
@@ -122,15 +157,49 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             found = await self._lists.sorted_page(
                 project_id, run_id, where=where, order=order, after=after, limit=limit
             )
-            views, key = found.views, None if found.next_after is None else found.next_after.encode()
+            views, after = found.views, found.next_after
+            shown = fitting(rollout_of(view, with_input=False) for view in views)
+            if len(shown) < len(views):
+                after = Place.of(views[len(shown) - 1], order)
+            key = None if after is None else after.encode()
         else:
             before = None if last is None else UUID(bytes=last)
             page = await self._lists.page(project_id, run_id, where=where, before=before, limit=limit)
-            views, key = page.views, None if page.next_before is None else page.next_before.bytes
+            views, before = page.views, page.next_before
+            shown = fitting(rollout_of(view, with_input=False) for view in views)
+            if len(shown) < len(views):
+                before = views[len(shown) - 1].rollout_id
+            key = None if before is None else before.bytes
         return pb.ListRolloutsResponse(
-            rollouts=[rollout_of(view, with_input=False) for view in views],
+            rollouts=shown,
             next_page_token="" if key is None else encode_token(key, listed=listed),
         )
+
+    async def CountRollouts(
+        self, request: selection_pb.CountRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> selection_pb.CountRolloutsResponse:
+        """Counts rollouts by state and failure kind."""
+        project = run_project(request.project, request.training_run)
+        where = both(states_filter(frozenset(request.states)), parse_filter(request.filter))
+        project_id, run_id = await self._scope(project, request.training_run)
+        return counts_message(await self._lists.count(project_id, run_id, where=where))
+
+    async def UpdateRollout(
+        self, request: selection_pb.UpdateRolloutRequest, context: grpc.aio.ServicerContext
+    ) -> selection_pb.UpdateRolloutResponse:
+        """Changes the priority or the deadline of a live rollout."""
+        problems: list[Violation] = []
+        with noted(problems):
+            name = parse_rollout_name(request.rollout.name, field="rollout.name")
+        with noted(problems):
+            change = rollout_change(request.rollout, request.update_mask.paths)
+            problems += self._changes.problems(change)
+        if problems:
+            raise malformed_request(problems)
+        (view,) = await self._views([name])
+        await self._changes.update(view, change)
+        (view,) = await self._views([name], in_full=True)
+        return selection_pb.UpdateRolloutResponse(rollout=finished_rollout(view))
 
     async def CancelRollouts(
         self, request: pb.CancelRolloutsRequest, context: grpc.aio.ServicerContext
@@ -157,10 +226,34 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             return pb.RetryRolloutsResponse(rollouts=await self._present(new_ids))
         if request.names:
             raise malformed("names", "must be empty with `filter`")
-        where = None if request.filter.strip() == ALL else parse_filter(request.filter)
+        where = _selected(request.filter)
         project_id, run_id = await self._scope(run_project(request.project, request.training_run), request.training_run)
         rerun = await self._dead_letters.retry_dead(project_id, run_id, where=where, request_id=request.request_id)
         return pb.RetryRolloutsResponse(rollouts=await self._present(rerun.rollout_ids), has_more=rerun.more)
+
+    async def DeleteRollouts(
+        self, request: selection_pb.DeleteRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> selection_pb.DeleteRolloutsResponse:
+        """Deletes ended rollouts by name or by filter."""
+        if not request.filter:
+            require_count(request.names, field="names", maximum=MAX_NAMES)
+            views = await self._views([parse_rollout_name(name, field="names") for name in request.names])
+            return selection_pb.DeleteRolloutsResponse(deleted_count=await self._deletion.delete(views))
+        if request.names:
+            raise malformed("names", "must be empty with `filter`")
+        where = _selected(request.filter)
+        project = run_project(request.project, request.training_run)
+        listed = f"deleted/{project}/{request.training_run}/{request.filter}"
+        last = decode_token(request.page_token, listed=listed, key_bytes=ID_BYTES)
+        project_id, run_id = await self._scope(project, request.training_run)
+        before = None if last is None else UUID(bytes=last)
+        page = await self._deletion.delete_selected(project_id, run_id, where=where, before=before)
+        key = page.next_before
+        return selection_pb.DeleteRolloutsResponse(
+            deleted_count=page.deleted,
+            kept_count=page.kept,
+            next_page_token="" if key is None else encode_token(key.bytes, listed=listed),
+        )
 
     async def WatchRollouts(
         self, request: pb.WatchRolloutsRequest, context: grpc.aio.ServicerContext
@@ -180,6 +273,9 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
                     # A keep-alive without a cursor.
                     yield pb.WatchRolloutsResponse()
         async for page in self._feed.follow(selection, cursor, stopping=self._stopping.is_set):
+            if request.training_run and not page.groups:
+                # A run that is watched is in use.
+                await self._table.find_run(project_id, request.training_run)
             async for message in feed_messages(page, selection, self._table):
                 yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
@@ -194,6 +290,22 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
             open_credit=self._dispatcher.open_credit(project_id),
             unmatched=self._dispatcher.unmatched_labels(project_id),
         )
+
+    async def PauseQueue(
+        self, request: pb.PauseQueueRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PauseQueueResponse:
+        """Pauses the queue of a project."""
+        project_id = await self._table.project_id(require_project(request.project))
+        response = pb.PauseQueueResponse()
+        response.pause_time.FromDatetime(await self._changes.pause(project_id, request.reason))
+        return response
+
+    async def ResumeQueue(
+        self, request: pb.ResumeQueueRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResumeQueueResponse:
+        """Resumes the queue of a project."""
+        project_id = await self._table.project_id(require_project(request.project))
+        return pb.ResumeQueueResponse(was_paused=await self._changes.resume(project_id))
 
     async def _create(
         self, messages: Sequence[rollout_pb2.Rollout], request_id: str, *, fence: RunFence | None = None
@@ -229,7 +341,12 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         return [found[name.rollout_id] for name in names]
 
     async def _present(self, ids: Sequence[UUID]) -> list[rollout_pb2.Rollout]:
-        return [rollout_of(view, with_input=False) for view in await self._table.view(ids)]
+        return [created_rollout(view) for view in await self._table.view(ids)]
+
+
+def _selected(text: str) -> Expression | None:
+    """Returns the filter of a request that requires one; None for `*`, which selects all."""
+    return None if text.strip() == ALL else parse_filter(text)
 
 
 def _project_in(message: rollout_pb2.Rollout) -> str:

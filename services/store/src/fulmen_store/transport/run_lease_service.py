@@ -84,7 +84,13 @@ class RunLeaseService(run_lease_service_pb2_grpc.RunLeaseServiceServicer):
         holder = replace(_holder(request.owner, request.owner_address, request.ttl), storage=request.storage)
         require_valid([*check_holder(holder), *check_epoch("after_epoch", request.after_epoch)])
         project_id = await self._projects.require(project)
-        lease = await self._table.acquire(project_id, request.training_run, holder, after_epoch=request.after_epoch)
+        lease = await self._table.acquire(
+            project_id,
+            request.training_run,
+            holder,
+            after_epoch=request.after_epoch,
+            for_change=request.for_change,
+        )
         return pb.AcquireRunLeaseResponse(lease=_message(lease))
 
     async def RenewRunLeases(

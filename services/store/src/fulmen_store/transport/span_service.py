@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import grpc.aio
 import structlog
@@ -18,13 +17,13 @@ from fulmen.errors import Draining, PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
+from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, MESSAGE_BYTES
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.rollouts.transitions import FINAL_STATES
-from fulmen_store.spans.chunks import Chunk, NewChunk
+from fulmen_store.spans.chunks import MAX_PAYLOAD_BYTES, Chunk, NewChunk
 from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.span_filter import SpanFilter
 from fulmen_store.spans.spans import Spans
@@ -38,7 +37,7 @@ from fulmen_store.transport.wire.spans import (
     Listing,
     chunk_message,
     content_problem,
-    filtered_chunk,
+    filtered_chunks,
     read_chunk,
     read_filter,
 )
@@ -50,8 +49,7 @@ MAX_PARENTS = 4096
 MAX_LISTED = 100
 PARENTS_PER_READ = 16
 COMMITS_IN_FLIGHT = 8
-MESSAGE_BYTES = 1024 * 1024
-PAGE_BYTES = 4 * 1024 * 1024
+MAX_CHUNK_ID = 64
 DEFAULT_PAGE = 100
 PARENT_BYTES = 2
 SPAN_KEY_BYTES = 20
@@ -106,10 +104,15 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         while position < len(parents):
             left = limit - len(response.spans)
             # Request one extra span to find out whether there is another page.
-            parent, max_bytes = parents[position], PAGE_BYTES - response.ByteSize()
+            parent, max_bytes = parents[position], ANSWER_BYTES - response.ByteSize()
             listing = Listing(parent.project, after=after, limit=left + 1, max_bytes=max_bytes, wanted=wanted)
             await self._list(parent, listing, wanted=wanted)
             spans = listing.spans()
+            if response.spans and spans and spans[0].size_bytes > max_bytes:
+                # A listing has one span at least, which is for the next page.
+                key = NO_SPAN if after is None else after
+                response.next_page_token = encode_token(position.to_bytes(PARENT_BYTES) + key, listed=listed)
+                break
             response.spans.extend(pb.AttemptSpan(attempt=str(span.attempt), span=span.record) for span in spans[:left])
             if listing.is_cut or len(spans) > left:
                 key = spans[:left][-1].key if left else NO_SPAN
@@ -141,7 +144,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         await self._require_parents([parent])
         wanted = read_filter(request.filter)
         seen: set[tuple[int, bytes]] = set()
-        followed = self._follower.follow(parent, is_over=partial(self._is_over, parent), stopping=self._stopping.is_set)
+        followed = self._follower.follow(parent, stopping=self._stopping.is_set)
         async for heads in followed:
             if not heads:
                 yield pb.WatchSpansResponse()
@@ -149,13 +152,6 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                 yield pb.WatchSpansResponse(chunks=part)
         if self._stopping.is_set():
             raise Draining("The store is shutting down: open the stream again.")
-
-    async def _is_over(self, parent: SpanParent) -> bool:
-        """Returns whether a rollout is final, or was removed, or an attempt has ended."""
-        views = await self._rollouts.view([parent.rollout_id], with_attempts=bool(parent.number))
-        if not views or views[0].state in FINAL_STATES:
-            return True
-        return any(attempt.number == parent.number for attempt in views[0].ended)
 
     async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
         """Yields the parents that the caller may access, in small batches."""
@@ -192,16 +188,19 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         """Yields chunks, or their matching spans that are not among the `seen` ones, and adds these."""
         if wanted is None:
             async for chunk in self._table.read(heads):
+                if len(chunk.payload) > MAX_PAYLOAD_BYTES:
+                    self._skip(parent, chunk)
+                    continue
                 yield chunk_message(chunk, parent.project)
             return
         async for chunk in self._table.read(_possible(heads, wanted)):
             try:
-                message, duplicates = await asyncio.to_thread(filtered_chunk, chunk, parent.project, wanted, seen)
+                messages, duplicates = await asyncio.to_thread(filtered_chunks, chunk, parent.project, wanted, seen)
             except ChunkUnreadable:
                 self._skip(parent, chunk)
                 continue
             self._metrics.spans_repeated(duplicates)
-            if message is not None:
+            for message in messages:
                 yield message
 
     async def _list(self, parent: SpanParent, listing: Listing, *, wanted: SpanFilter | None) -> None:
@@ -242,7 +241,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
             chunk = read_chunk(message)
             problem = chunk if isinstance(chunk, str) else _write_problem(chunk)
             if problem or isinstance(chunk, str):
-                response.rejected.add(chunk_id=message.chunk_id, message=problem)
+                response.rejected.add(chunk_id=message.chunk_id[:MAX_CHUNK_ID], message=problem)
             elif not may_access(chunk.project):
                 response.rejected.add(chunk_id=str(chunk.chunk.chunk_id), message=UNKNOWN_ROLLOUT)
             else:
@@ -282,11 +281,12 @@ async def _packed(chunks: AsyncIterator[span_pb2.SpanChunk]) -> AsyncIterator[li
     part: list[span_pb2.SpanChunk] = []
     size_bytes = 0
     async for chunk in chunks:
-        if part and size_bytes + len(chunk.payload) > MESSAGE_BYTES:
+        chunk_bytes = chunk.ByteSize()
+        if part and size_bytes + chunk_bytes > MESSAGE_BYTES:
             yield part
             part, size_bytes = [], 0
         part.append(chunk)
-        size_bytes += len(chunk.payload)
+        size_bytes += chunk_bytes
     if part:
         yield part
 

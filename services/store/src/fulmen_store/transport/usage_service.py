@@ -14,6 +14,7 @@ from fulmen.ids import RolloutName, attempt_name, parse_attempt_name, parse_roll
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2_grpc
 from fulmen.store.v1.model_limits_pb2 import ModelLimits
+from fulmen_service_kit.rpc.message_sizes import fitting
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_store.database.stored import read_column
 from fulmen_store.malformed import malformed
@@ -26,6 +27,8 @@ from fulmen_store.usage.usage import (
     Grouping,
     LimitKey,
     Selection,
+    SpendEntry,
+    Spends,
     UsageEntry,
     UsageGroup,
     UsageReport,
@@ -34,9 +37,10 @@ from fulmen_store.usage.usage import (
     slot_of,
 )
 
-__all__ = ["UsageService"]
+__all__ = ["UsageService", "fill_spent"]
 
 DEFAULT_PAGE: Final = 100
+OTHERS_BYTES: Final = 1024 * 1024
 # Longer than any name of a group in UTF-8, so that page keys have a fixed length.
 NAME_BYTES: Final = 560
 NO_ROLLOUT: Final = UUID(int=0)
@@ -64,13 +68,21 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             slot=slot_of(now),
             wanted=lambda key: _may_see(key) and (not key[2] or key in asked),
         )
+        limits = [
+            pb.ProjectModelLimits(project=name, limits=each)
+            for name, stored in await self._table.model_limits(project=project)
+            if (each := read_column(ModelLimits, stored)) is not None
+        ]
+        if any(each.limits.budgets for each in limits):
+            spends = await self._table.spends(project=project)
+            for each in limits:
+                fill_spent(each.limits, each.project, spends)
         response = pb.SyncUsageResponse(
-            limits=[
-                pb.ProjectModelLimits(project=name, limits=limits)
-                for name, stored in await self._table.model_limits(project=project)
-                if (limits := read_column(ModelLimits, stored)) is not None
-            ],
-            others=[_window(each) for each in others],
+            limits=limits,
+            # Those of attempts come last.
+            others=fitting(
+                (_window(each) for each in sorted(others, key=lambda each: bool(each.key[2]))), max_bytes=OTHERS_BYTES
+            ),
             attempts=[
                 pb.AttemptTokens(attempt=str(attempt), token_count=tokens)
                 for attempt, tokens in await self._table.attempt_tokens(report.attempts)
@@ -107,6 +119,12 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         return pb.GetUsageResponse(groups=groups, next_page_token=token)
 
 
+def fill_spent(limits: ModelLimits, project: str, spends: Spends) -> None:
+    """Sets what is spent of each budget of a project."""
+    for budget in limits.budgets:
+        budget.spent_micros = spends.get((project, budget.subject, budget.period), 0)
+
+
 def _report(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> UsageReport:
     stored = pb.SyncUsageRequest(windows=windows)
     names = {each.attempt for each in windows if each.attempt}
@@ -116,6 +134,10 @@ def _report(request: pb.SyncUsageRequest, windows: Sequence[pb.LimitWindow]) -> 
         scope=current_caller().project,
         sequence=request.sequence,
         entries=[_entry(each, index) for index, each in enumerate(request.usage)],
+        spend=[
+            SpendEntry(project=each.project, subject=each.subject, period=each.period, cost_micros=each.cost_micros)
+            for each in request.spend
+        ],
         windows=stored.SerializeToString(),
         window_count=len(request.windows),
         slot=request.slot,

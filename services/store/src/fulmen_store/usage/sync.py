@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from fulmen.errors import ProjectNotFound, Violation
+from fulmen_store.budgets import PERIODS, SUBJECT
 from fulmen_store.malformed import malformed_request
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.usage.table import UsageTable
-from fulmen_store.usage.usage import StoredUsage, UsageReport
+from fulmen_store.usage.usage import SpendEntry, StoredSpend, StoredUsage, UsageReport
 
 __all__ = [
     "UsageSync",
@@ -49,8 +50,13 @@ class UsageSync:
             if project_id is not None:
                 key = (project_id, entry.rollout_id, entry.attempt, entry.model, entry.backend)
                 rows.append((*key, *entry.counts))
-        if rows:
-            await self._table.add(report.instance_id, report.sequence, rows)
+        spend: list[StoredSpend] = []
+        for each in report.spend:
+            project_id = await self._find(each.project) if may_access(each.project) else None
+            if project_id is not None:
+                spend.append((project_id, each.subject, each.period, each.cost_micros))
+        if rows or spend:
+            await self._table.add(report.instance_id, report.sequence, rows, spend)
         if report.window_count:
             # The previous windows expire by themselves.
             await self._table.replace_windows(report)
@@ -66,10 +72,11 @@ class UsageSync:
 def _problems(report: UsageReport) -> Iterator[Violation]:
     if not _INSTANCE.fullmatch(report.instance_id):
         yield _violation("instance_id", "is not 1 to 64 of [A-Za-z0-9-]")
-    if report.entries and not 1 <= report.sequence <= MAX_SEQUENCE:
+    if (report.entries or report.spend) and not 1 <= report.sequence <= MAX_SEQUENCE:
         yield _violation("sequence", "is needed with usage, from 1 on")
     if len(report.entries) > MAX_ENTRIES:
         yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
+    yield from _spend_problems(report.spend)
     if report.window_count > MAX_WINDOWS:
         yield _violation("windows", f"has more than {MAX_WINDOWS} entries")
     if not 0 <= report.slot <= MAX_COUNT:
@@ -81,6 +88,14 @@ def _problems(report: UsageReport) -> Iterator[Violation]:
             yield _violation(f"usage[{index}].backend", f"has more than {MAX_BACKEND} characters")
         if not all(0 <= count <= MAX_COUNT for count in entry.counts):
             yield _violation(f"usage[{index}].usage", "has a number outside 0 to 10^15")
+
+
+def _spend_problems(spend: Sequence[SpendEntry]) -> Iterator[Violation]:
+    if len(spend) > MAX_ENTRIES:
+        yield _violation("spend", f"has more than {MAX_ENTRIES} entries")
+    for index, each in enumerate(spend[:MAX_ENTRIES]):
+        if not SUBJECT.fullmatch(each.subject) or each.period not in PERIODS or not 0 <= each.cost_micros <= MAX_COUNT:
+            yield _violation(f"spend[{index}]", "is not the cost of a budget")
 
 
 def _violation(path: str, description: str) -> Violation:

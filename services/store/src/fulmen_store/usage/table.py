@@ -11,7 +11,16 @@ from fulmen.ids import AttemptName
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
 from fulmen_store.database.stored import read_column
-from fulmen_store.usage.usage import OtherWindows, Selection, StoredUsage, UsageGroup, UsageReport, Window
+from fulmen_store.usage.usage import (
+    OtherWindows,
+    Selection,
+    Spends,
+    StoredSpend,
+    StoredUsage,
+    UsageGroup,
+    UsageReport,
+    Window,
+)
 
 __all__ = ["UsageTable"]
 
@@ -22,8 +31,10 @@ class UsageTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, instance_id: str, sequence: int, rows: Sequence[StoredUsage]) -> bool:
-        """Adds usage in one commit; returns False if this sequence number of the instance was already added."""
+    async def add(
+        self, instance_id: str, sequence: int, rows: Sequence[StoredUsage], spend: Sequence[StoredSpend]
+    ) -> bool:
+        """Adds usage and the cost of budgets in one commit; returns False if this sequence number was already added."""
         added = columns(rows, 11)
         async with self._database.transaction() as transaction:
             if await transaction.fetch_row("begin_usage", instance_id, sequence) is None:
@@ -31,7 +42,14 @@ class UsageTable:
             await transaction.fetch("add_usage_minutes", *added)
             if any(row[1] is not None for row in rows):
                 await transaction.fetch("add_usage_attempts", *added)
+            if spend:
+                await transaction.fetch("add_spend", *columns(spend, 4))
         return True
+
+    async def spends(self, *, project: str | None) -> Spends:
+        """Returns what is spent of budgets in their current periods, millionths of a dollar; a missing one is 0."""
+        rows = await self._database.fetch("spends", project)
+        return {(row["project"], row["subject"], row["period"]): row["cost_micros"] for row in rows}
 
     async def replace_windows(self, report: UsageReport) -> None:
         """Replaces the windows of a process."""
@@ -79,11 +97,6 @@ class UsageTable:
         minutes = await self._database.fetch("delete_usage_minutes", limit)
         attempts = await self._database.fetch("delete_usage_attempts", limit)
         return len(minutes) + len(attempts)
-
-    async def delete_stale_instances(self) -> None:
-        """Removes processes not seen for a day."""
-        await self._database.fetch("delete_usage_instances")
-        await self._database.fetch("delete_windows")
 
 
 def _group(row: asyncpg.Record) -> UsageGroup:

@@ -21,6 +21,9 @@ __all__ = [
     "LimitKey",
     "OtherWindows",
     "Selection",
+    "SpendEntry",
+    "Spends",
+    "StoredSpend",
     "StoredUsage",
     "UsageEntry",
     "UsageGroup",
@@ -43,6 +46,13 @@ LimitKey = tuple[str, str, str]
 
 StoredUsage = tuple[int, UUID | None, int | None, str, str, int, int, int, int, int, int]
 """Project, rollout, attempt, model, backend, then the counts."""
+
+
+StoredSpend = tuple[int, str, int, int]
+"""Project, subject and period of a budget, millionths of a dollar."""
+
+Spends = dict[tuple[str, str, int], int]
+"""Millionths of a dollar by name of the project, subject and period."""
 
 
 class Grouping(IntEnum):
@@ -74,6 +84,16 @@ class UsageEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpendEntry:
+    """Cost of calls to which a budget applies, millionths of a dollar."""
+
+    project: str
+    subject: str
+    period: int
+    cost_micros: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
     """A report of a proxy process.
 
@@ -89,6 +109,7 @@ class UsageReport:
     scope: str
     sequence: int
     entries: Sequence[UsageEntry]
+    spend: Sequence[SpendEntry]
     windows: bytes
     window_count: int
     slot: int

@@ -68,6 +68,33 @@ on conflict (rollout_id, attempt, model, backend) do update set
     completion_token_count = old.completion_token_count + excluded.completion_token_count,
     cost_micros = old.cost_micros + excluded.cost_micros;
 
+-- name: add_spend
+-- Late cost counts in the period in which it arrives; a clock that moves back begins no period anew.
+insert into budget_spend as old (project_id, subject, period, period_start, cost_micros)
+select
+    x.project_id, x.subject, x.period,
+    case x.period
+        when 1 then date_trunc('day', now(), 'UTC') when 2 then date_trunc('month', now(), 'UTC') else 'epoch'::timestamptz
+    end,
+    sum(x.cost_micros)::bigint
+from unnest($1::int[], $2::text[], $3::smallint[], $4::bigint[]) as x (project_id, subject, period, cost_micros)
+group by x.project_id, x.subject, x.period
+order by x.project_id, x.subject, x.period
+on conflict (project_id, subject, period) do update set
+    period_start = greatest(old.period_start, excluded.period_start),
+    cost_micros =
+        case when old.period_start >= excluded.period_start then old.cost_micros else 0 end + excluded.cost_micros;
+
+-- name: spends
+-- Of current periods.
+select p.name as project, b.subject, b.period, b.cost_micros
+from budget_spend b
+join project p on p.id = b.project_id
+where ($1::text is null or p.name = $1)
+    and b.period_start >= case b.period
+        when 1 then date_trunc('day', now(), 'UTC') when 2 then date_trunc('month', now(), 'UTC') else 'epoch'::timestamptz
+    end;
+
 -- name: replace_windows
 insert into usage_window (instance, project, slot, windows) values ($1, $2, $3, $4)
 on conflict (instance) do update set
@@ -101,6 +128,7 @@ where p.model_limits is not null and ($1::text is null or p.name = $1)
 order by p.id;
 
 -- name: usage_by_minute
+-- A standby may answer.
 -- Grouped by 1: model, 2: backend, otherwise all together.
 select
     g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
@@ -120,6 +148,7 @@ order by g.name collate "C"
 limit $6;
 
 -- name: usage_by_attempt
+-- A standby may answer.
 -- Of rollouts from one id to another; with a training run of this one only. Grouped by 1: model, 2: backend, 3: training
 -- run, 4: rollout by its id, 5: attempt by its rollout's id and its number, padded to sort, otherwise all together.
 select
@@ -178,7 +207,17 @@ delete from usage_attempt u where u.ctid = any (array(
 returning u.attempt;
 
 -- name: delete_usage_instances
-delete from usage_instance i where i.seen_at < now() - interval '24 hours';
+delete from usage_instance i where i.ctid = any (array(
+    select q.ctid from usage_instance q
+    where q.seen_at < now() - interval '24 hours'
+    order by q.id limit $1 for update skip locked
+))
+returning 1;
 
 -- name: delete_windows
-delete from usage_window w where w.seen_at < now() - interval '1 hour';
+delete from usage_window w where w.ctid = any (array(
+    select q.ctid from usage_window q
+    where q.seen_at < now() - interval '1 hour'
+    order by q.instance limit $1 for update skip locked
+))
+returning 1;

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulmen_runner.agents.kubernetes.template import quantity, read_template
+from fulmen_runner.agents.kubernetes.template import read_template
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.templates import Placeholders
 from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_service_kit.kubernetes.documents import quantity
 
 MOST = Limits(memory_bytes=1 << 30, cpu_count=2)
 AGENT = {"name": "agent", "image": "agents/mine:1"}

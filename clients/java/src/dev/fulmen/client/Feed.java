@@ -2,6 +2,7 @@ package dev.fulmen.client;
 
 import com.google.protobuf.ByteString;
 import io.grpc.Context;
+import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
@@ -61,10 +62,14 @@ final class Feed {
                 () -> {
                   var rollouts = store.own(RolloutServiceGrpc.newBlockingStub(store.store()));
                   var messages = rollouts.watchRollouts(request.build());
+                  var members = new ArrayList<Rollout>();
                   while (messages.hasNext()) {
-                    for (var group : messages.next().getGroupsList()) {
-                      Main.emit(described(group));
-                      request.setCursor(group.getCursor());
+                    for (var part : messages.next().getGroupsList()) {
+                      members.addAll(part.getRolloutsList());
+                      if (part.getCursor().isEmpty()) continue; // more of a large group follows
+                      Main.emit(described(part, members));
+                      members.clear();
+                      request.setCursor(part.getCursor());
                       if (++handled[0] == options.number("count")) return null;
                     }
                   }
@@ -75,8 +80,8 @@ final class Feed {
     }
   }
 
-  private static Map<String, ?> described(FinishedGroup group) {
-    var rollouts = group.getRolloutsList().stream().map(Feed::described).toList();
+  private static Map<String, ?> described(FinishedGroup group, List<Rollout> members) {
+    var rollouts = members.stream().map(Feed::described).toList();
     return Map.of("group_id", group.getGroupId(), "cursor", group.getCursor(), "rollouts", rollouts);
   }
 

@@ -119,7 +119,7 @@ class ExchangeResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[GradientChunk, _Mapping]] = ..., status: _Optional[_Union[SegmentStatus, _Mapping]] = ...) -> None: ...
 
 class GradientChunk(_message.Message):
-    __slots__ = ("membership_epoch", "round", "bucket", "codec", "codec_version", "offset_bytes", "total_bytes", "data", "crc32", "call", "settings")
+    __slots__ = ("membership_epoch", "round", "bucket", "codec", "codec_version", "offset_bytes", "total_bytes", "data", "crc32", "call", "settings", "head_crc32")
     MEMBERSHIP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class GradientChunk(_message.Message):
     CRC32_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_CRC32_FIELD_NUMBER: _ClassVar[int]
     membership_epoch: int
     round: int
     bucket: int
@@ -142,7 +143,8 @@ class GradientChunk(_message.Message):
     crc32: int
     call: int
     settings: CallSettings
-    def __init__(self, membership_epoch: _Optional[int] = ..., round: _Optional[int] = ..., bucket: _Optional[int] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32: _Optional[int] = ..., call: _Optional[int] = ..., settings: _Optional[_Union[CallSettings, _Mapping]] = ...) -> None: ...
+    head_crc32: int
+    def __init__(self, membership_epoch: _Optional[int] = ..., round: _Optional[int] = ..., bucket: _Optional[int] = ..., codec: _Optional[str] = ..., codec_version: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32: _Optional[int] = ..., call: _Optional[int] = ..., settings: _Optional[_Union[CallSettings, _Mapping]] = ..., head_crc32: _Optional[int] = ...) -> None: ...
 
 class CallSettings(_message.Message):
     __slots__ = ("number", "ratio", "seed", "flush")

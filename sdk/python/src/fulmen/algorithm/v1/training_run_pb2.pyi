@@ -25,7 +25,7 @@ TRAINING_RUN_STATE_FAILED: TrainingRunState
 TRAINING_RUN_STATE_CANCELLED: TrainingRunState
 
 class TrainingRun(_message.Message):
-    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version")
+    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version", "engine_count", "ready_engine_count")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,8 @@ class TrainingRun(_message.Message):
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    READY_ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     display_name: str
@@ -93,7 +95,9 @@ class TrainingRun(_message.Message):
     waiting_reason: str
     stages: _containers.RepeatedScalarFieldContainer[str]
     prompt_version: str
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ...) -> None: ...
+    engine_count: int
+    ready_engine_count: int
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ..., engine_count: _Optional[int] = ..., ready_engine_count: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
     __slots__ = ("name", "version", "path", "build", "base")

@@ -37,6 +37,28 @@ class CreateTrainingRunResponse(_message.Message):
     training_run: _training_run_pb2.TrainingRun
     def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ...) -> None: ...
 
+class PlanTrainingRunRequest(_message.Message):
+    __slots__ = ("training_run", "next_stages")
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STAGES_FIELD_NUMBER: _ClassVar[int]
+    training_run: _training_run_pb2.TrainingRun
+    next_stages: _containers.RepeatedCompositeFieldContainer[_training_run_pb2.TrainingRun]
+    def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ..., next_stages: _Optional[_Iterable[_Union[_training_run_pb2.TrainingRun, _Mapping]]] = ...) -> None: ...
+
+class PlanTrainingRunResponse(_message.Message):
+    __slots__ = ("plans",)
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedCompositeFieldContainer[GpuPlan]
+    def __init__(self, plans: _Optional[_Iterable[_Union[GpuPlan, _Mapping]]] = ...) -> None: ...
+
+class GpuPlan(_message.Message):
+    __slots__ = ("text", "problems")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GetTrainingRunRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -43,6 +43,11 @@ class TrainingRunServiceStub(object):
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunResponse.FromString,
                 _registered_method=True)
+        self.PlanTrainingRun = channel.unary_unary(
+                '/fulmen.algorithm.v1.TrainingRunService/PlanTrainingRun',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunResponse.FromString,
+                _registered_method=True)
         self.GetTrainingRun = channel.unary_unary(
                 '/fulmen.algorithm.v1.TrainingRunService/GetTrainingRun',
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunRequest.SerializeToString,
@@ -108,7 +113,16 @@ class TrainingRunServiceServicer(object):
 
         Errors: `INVALID_ARGUMENT` (`SETTINGS_INVALID`, `ARGUMENT_INVALID`): every problem is listed in
         `google.rpc.BadRequest`, nothing was created; `ALREADY_EXISTS` (`TRAINING_RUN_EXISTS`): a different run with this
-        name exists; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input does not exist.
+        name exists; `NOT_FOUND` (`RESOURCE_NOT_FOUND`): an input does not exist; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too
+        many runs of the project have not ended (quota `project_runs`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanTrainingRun(self, request, context):
+        """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any.
+        Only algorithms and settings are read; nothing is created or kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -204,6 +218,11 @@ def add_TrainingRunServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunResponse.SerializeToString,
             ),
+            'PlanTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanTrainingRun,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunResponse.SerializeToString,
+            ),
             'GetTrainingRun': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTrainingRun,
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunRequest.FromString,
@@ -286,6 +305,33 @@ class TrainingRunService(object):
             '/fulmen.algorithm.v1.TrainingRunService/CreateTrainingRun',
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunRequest.SerializeToString,
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.CreateTrainingRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.TrainingRunService/PlanTrainingRun',
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.PlanTrainingRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

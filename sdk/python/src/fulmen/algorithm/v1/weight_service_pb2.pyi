@@ -12,9 +12,13 @@ class WeightForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WEIGHT_FORM_UNSPECIFIED: _ClassVar[WeightForm]
     WEIGHT_FORM_FULL: _ClassVar[WeightForm]
     WEIGHT_FORM_ADAPTERS: _ClassVar[WeightForm]
+    WEIGHT_FORM_DELTA: _ClassVar[WeightForm]
+    WEIGHT_FORM_BASE: _ClassVar[WeightForm]
 WEIGHT_FORM_UNSPECIFIED: WeightForm
 WEIGHT_FORM_FULL: WeightForm
 WEIGHT_FORM_ADAPTERS: WeightForm
+WEIGHT_FORM_DELTA: WeightForm
+WEIGHT_FORM_BASE: WeightForm
 
 class WeightFile(_message.Message):
     __slots__ = ("path", "size_bytes", "sha256")

@@ -181,6 +181,10 @@ class WeightServiceServicer(object):
     def DownloadChunks(self, request, context):
         """Sends a range of a file.
 
+        Weight agents of a run offer this rpc to each other, with a key instead of a token (`EngineHello.peer_key`). They need
+        `size_bytes`, send what they are still fetching themselves as it arrives, and answer `NOT_FOUND` (`MODEL_NOT_FOUND`) for what
+        they do not have.
+
         Errors: those of `GetWeights`; `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the range is not in the file;
         `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the delay.
         """

@@ -201,6 +201,27 @@ class AsyncClient:
         request = rollout_service_pb2.GetQueueStatsRequest(project=self.project, training_run=self._session.run(run))
         return QueueStats(await self.services.rollouts.GetQueueStats(request))
 
+    async def pause_queue(self, reason: str = "") -> None:
+        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run go on.
+
+        >>> await client.pause_queue("the model server is replaced")
+        >>> (await client.queue()).pause_reason
+        'the model server is replaced'
+        >>> await client.resume_queue()
+        True
+
+        Args:
+            reason: why, for those who look at the queue; at most 256 characters.
+        """
+        await self.services.rollouts.PauseQueue(
+            rollout_service_pb2.PauseQueueRequest(project=self.project, reason=reason)
+        )
+
+    async def resume_queue(self) -> bool:
+        """Resumes the project's queue; returns whether it was paused."""
+        request = rollout_service_pb2.ResumeQueueRequest(project=self.project)
+        return bool((await self.services.rollouts.ResumeQueue(request)).was_paused)
+
     async def usage(
         self,
         *,
@@ -232,7 +253,7 @@ class AsyncClient:
     async def train(
         self,
         *,
-        agent: Agent,
+        agent: Agent | None = None,
         algorithm: Algorithm | str | Sequence[Algorithm | str],
         reward: Reward = None,
         tasks: Tasks | None = None,
@@ -246,7 +267,7 @@ class AsyncClient:
 
         Args:
             agent: a function, a path such as "agent.py:solve", a command such as ["node", "agent.js"], or an
-                `AgentConfig`. The agent names the policy as its model.
+                `AgentConfig`. The agent names the policy as its model. None where none runs, as in `sft` alone.
             algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one; several for stages that follow each other.
             reward: the grader: a function of task and outcome, a path, a command, or a `JudgeConfig`; None if the
                 agent reports its rewards itself.

@@ -19,6 +19,7 @@ from fulmen.models.push import hub_repository, push_model
 from fulmen.models.transfer import Progress, download_weights, upload_model
 from fulmen.policy_versions import PolicyVersion
 from fulmen.rpc.home import await_at_home
+from fulmen.rpc.resource_contents import read_resources
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen.training.publish import PROMPT_CONTENT_TYPE
 
@@ -83,8 +84,9 @@ class AsyncResources(Part):
         Raises:
             ResourceNotFound: if there is none.
         """
-        request = resource_service_pb2.GetResourcesRequest(names=[_full(name_of(name))], project=self._session.project)
-        return Resource((await self._services.resources.GetResources(request)).resources[0])
+        names = [_full(name_of(name))]
+        (found,) = await read_resources(self._services.resources, names, project=self._session.project)
+        return Resource(found)
 
     async def list(self, *, kind: str = "") -> AsyncIterator[Resource]:
         """Yields the latest version of every resource, without content; only of one kind if given.

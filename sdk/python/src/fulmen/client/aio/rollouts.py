@@ -1,18 +1,19 @@
-"""Rollouts: create, wait, list, stream, cancel, retry."""
+"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
+import datetime
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from fulmen.client.aio.base import Part, Session, listed
 from fulmen.client.frames import rollouts_frame
-from fulmen.client.rollouts import Group, Rollout
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
 from fulmen.client.view import Named, name_of
-from fulmen.messages import enum_number
-from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_service_pb2
+from fulmen.messages import enum_number, timestamp
+from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
 from fulmen.training.following import follow_groups
 from fulmen.training.tasks import Tasks, task_lines
 
@@ -129,7 +130,7 @@ class AsyncRollouts(Part):
         return created
 
     async def get(self, rollout: str | Named) -> Rollout:
-        """Returns a rollout with its attempts.
+        """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
@@ -139,6 +140,23 @@ class AsyncRollouts(Part):
         """
         [found] = await read(self._session, [self._session.rollout(rollout)])
         return found
+
+    async def attempts(self, rollout: str | Named) -> AsyncIterator[Attempt]:
+        """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.
+
+        >>> [done] = await client.rollouts.wait(await client.rollouts.create("echo", {"input": "hello"}))
+        >>> [attempt.state async for attempt in client.rollouts.attempts(done)]
+        ['succeeded']
+
+        Args:
+            rollout: its name, its UUID or its record.
+
+        Raises:
+            RolloutNotFound: if there is none.
+        """
+        request = rollout_service_pb2.ListAttemptsRequest(parent=self._session.rollout(rollout))
+        async for each in listed(self._services.rollouts.ListAttempts, request, "attempts"):
+            yield Attempt(each)
 
     def list(
         self,
@@ -171,6 +189,33 @@ class AsyncRollouts(Part):
             filter=filter,
         )
         return AsyncRolloutQuery(self._session, request, limit=limit, details=details)
+
+    async def count(
+        self, *, run: str | Named | None = None, states: Sequence[str] = (), filter: str = ""
+    ) -> RolloutCount:
+        """Counts rollouts, in two seconds at most.
+
+        >>> await client.rollouts.wait(await client.rollouts.create("echo", {"input": "hello"}))
+        [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]
+        >>> found = await client.rollouts.count(filter="reward = 1")
+        >>> found.count == found.states["succeeded"], found.has_more
+        (True, False)
+
+        Args:
+            run: only those of this training run.
+            states: only those in these states.
+            filter: only those that match, as in `list`.
+
+        Raises:
+            ArgumentInvalid: if the filter is malformed.
+        """
+        request = rollout_selection_pb2.CountRolloutsRequest(
+            project=self._session.project,
+            training_run=self._session.run(run),
+            states=[enum_number(rollout_pb2.RolloutState, each) for each in states],
+            filter=filter,
+        )
+        return RolloutCount(await self._services.rollouts.CountRollouts(request))
 
     async def wait(
         self, rollouts: str | Named | Iterable[str | Named], *, timeout_s: float | None = None
@@ -218,12 +263,45 @@ class AsyncRollouts(Part):
 
         Raises:
             Unavailable: if the store cannot be reached for 3 minutes.
+            MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
         """
         request = rollout_service_pb2.WatchRolloutsRequest(
             project=self._session.project, training_run=self._session.run(run), cursor=cursor
         )
         async for group in follow_groups(self._services, request):
             yield Group(group)
+
+    async def update(
+        self,
+        rollout: str | Named,
+        *,
+        priority: int | None = None,
+        deadline: datetime.datetime | None = None,
+        no_deadline: bool = False,
+    ) -> Rollout:
+        """Changes a rollout that is not final; what is not given stays as it is. Returns it as changed.
+
+        Args:
+            rollout: its name, its UUID or its record.
+            priority: -100 to 100; higher ones run first.
+            deadline: when it fails unless it has ended; without a zone, local time.
+            no_deadline: removes its deadline.
+
+        Raises:
+            ArgumentInvalid: if a value is out of range, the deadline has passed, or nothing is to be changed.
+            RolloutNotFound: if there is none.
+            RolloutStateInvalid: if it is final.
+        """
+        request = rollout_selection_pb2.UpdateRolloutRequest()
+        request.rollout.name = self._session.rollout(rollout)
+        if priority is not None:
+            request.rollout.priority = priority
+            request.update_mask.paths.append("priority")
+        if deadline is not None or no_deadline:
+            request.update_mask.paths.append("deadline_time")
+        if deadline is not None:
+            request.rollout.deadline_time.CopyFrom(timestamp(deadline))
+        return Rollout((await self._services.rollouts.UpdateRollout(request)).rollout)
 
     async def cancel(self, rollouts: Iterable[str | Named] = (), *, run: str | Named | None = None) -> int:
         """Cancels rollouts, or all of a training run; returns how many. Final ones are left alone.
@@ -257,6 +335,44 @@ class AsyncRollouts(Part):
             answer = await self._services.rollouts.RetryRollouts(request)
             copies += [Rollout(each) for each in answer.rollouts]
         return copies
+
+    async def delete(
+        self, rollouts: Iterable[str | Named] = (), *, filter: str = "", run: str | Named | None = None
+    ) -> int:
+        """Deletes final rollouts with their attempts and spans, for good; returns how many.
+
+        >>> await client.rollouts.wait(await client.rollouts.create("echo", {"input": "bye"}, priority=-7))
+        [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]
+        >>> await client.rollouts.delete(filter="priority = -7")
+        1
+
+        Args:
+            rollouts: names, UUIDs or records; of 1000 at a time, all are deleted or none.
+            filter: instead of `rollouts`: all that match, as in `list`; `*` for every one. Those that have to be kept are
+                left out: another member of their group is not final, or their training run is under way.
+            run: with `filter`: only those of this training run.
+
+        Raises:
+            ArgumentInvalid: if neither rollouts nor a filter are given, or both, or the filter is malformed.
+            RolloutNotFound: if one does not exist.
+            RolloutStateInvalid: if a named one has to be kept.
+        """
+        names = [self._session.rollout(each) for each in rollouts]
+        count = 0
+        for start in range(0, max(1, len(names)), BATCH_SIZE):
+            request = rollout_selection_pb2.DeleteRolloutsRequest(
+                names=names[start : start + BATCH_SIZE],
+                filter=filter,
+                project=self._session.project if filter else "",
+                training_run=self._session.run(run),
+            )
+            answer = await self._services.rollouts.DeleteRollouts(request)
+            count += answer.deleted_count
+            while answer.next_page_token:
+                request.page_token = answer.next_page_token
+                answer = await self._services.rollouts.DeleteRollouts(request)
+                count += answer.deleted_count
+        return count
 
     async def _version(self, agent: str) -> str:
         """Returns the version to pin: the given one, or the latest of the agent."""

@@ -176,6 +176,24 @@ class Client(Face):
         """
         return self._call(self._aio.queue(run=run))
 
+    def pause_queue(self, reason: str = "") -> None:
+        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run go on.
+
+        >>> client.pause_queue("the model server is replaced")
+        >>> (client.queue()).pause_reason
+        'the model server is replaced'
+        >>> client.resume_queue()
+        True
+
+        Args:
+            reason: why, for those who look at the queue; at most 256 characters.
+        """
+        self._call(self._aio.pause_queue(reason))
+
+    def resume_queue(self) -> bool:
+        """Resumes the project's queue; returns whether it was paused."""
+        return self._call(self._aio.resume_queue())
+
     def usage(
         self,
         *,
@@ -200,7 +218,7 @@ class Client(Face):
     def train(
         self,
         *,
-        agent: Agent,
+        agent: Agent | None = None,
         algorithm: Algorithm | str | Sequence[Algorithm | str],
         reward: Reward = None,
         tasks: Tasks | None = None,
@@ -214,7 +232,7 @@ class Client(Face):
 
         Args:
             agent: a function, a path such as "agent.py:solve", a command such as ["node", "agent.js"], or an
-                `AgentConfig`. The agent names the policy as its model.
+                `AgentConfig`. The agent names the policy as its model. None where none runs, as in `sft` alone.
             algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one; several for stages that follow each other.
             reward: the grader: a function of task and outcome, a path, a command, or a `JudgeConfig`; None if the
                 agent reports its rewards itself.

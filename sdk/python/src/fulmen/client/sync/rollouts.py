@@ -1,14 +1,15 @@
-"""Rollouts: create, wait, list, stream, cancel, retry. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
+"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
 
 from __future__ import annotations
 
 import builtins
+import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fulmen.client.aio.rollouts import AsyncRolloutQuery, AsyncRollouts
 from fulmen.client.face import Face, faced
-from fulmen.client.rollouts import Group, Rollout
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
 from fulmen.client.view import Named
 from fulmen.training.tasks import Tasks
 
@@ -90,7 +91,7 @@ class Rollouts(Face):
         )
 
     def get(self, rollout: str | Named) -> Rollout:
-        """Returns a rollout with its attempts.
+        """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
@@ -99,6 +100,21 @@ class Rollouts(Face):
             RolloutNotFound: if there is none.
         """
         return self._call(self._aio.get(rollout))
+
+    def attempts(self, rollout: str | Named) -> Iterator[Attempt]:
+        """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.
+
+        >>> [done] = client.rollouts.wait(client.rollouts.create("echo", {"input": "hello"}))
+        >>> [attempt.state for attempt in client.rollouts.attempts(done)]
+        ['succeeded']
+
+        Args:
+            rollout: its name, its UUID or its record.
+
+        Raises:
+            RolloutNotFound: if there is none.
+        """
+        return self._iterate(self._aio.attempts(rollout))
 
     def list(
         self,
@@ -125,6 +141,25 @@ class Rollouts(Face):
             details: whether to read tasks, attempts and rewards, a call for each; lists leave them out.
         """
         return faced(self._aio.list(run=run, states=states, filter=filter, limit=limit, details=details))
+
+    def count(self, *, run: str | Named | None = None, states: Sequence[str] = (), filter: str = "") -> RolloutCount:
+        """Counts rollouts, in two seconds at most.
+
+        >>> client.rollouts.wait(client.rollouts.create("echo", {"input": "hello"}))
+        [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]
+        >>> found = client.rollouts.count(filter="reward = 1")
+        >>> found.count == found.states["succeeded"], found.has_more
+        (True, False)
+
+        Args:
+            run: only those of this training run.
+            states: only those in these states.
+            filter: only those that match, as in `list`.
+
+        Raises:
+            ArgumentInvalid: if the filter is malformed.
+        """
+        return self._call(self._aio.count(run=run, states=states, filter=filter))
 
     def wait(
         self, rollouts: str | Named | Iterable[str | Named], *, timeout_s: float | None = None
@@ -159,8 +194,32 @@ class Rollouts(Face):
 
         Raises:
             Unavailable: if the store cannot be reached for 3 minutes.
+            MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
         """
         return self._iterate(self._aio.stream(run=run, cursor=cursor))
+
+    def update(
+        self,
+        rollout: str | Named,
+        *,
+        priority: int | None = None,
+        deadline: datetime.datetime | None = None,
+        no_deadline: bool = False,
+    ) -> Rollout:
+        """Changes a rollout that is not final; what is not given stays as it is. Returns it as changed.
+
+        Args:
+            rollout: its name, its UUID or its record.
+            priority: -100 to 100; higher ones run first.
+            deadline: when it fails unless it has ended; without a zone, local time.
+            no_deadline: removes its deadline.
+
+        Raises:
+            ArgumentInvalid: if a value is out of range, the deadline has passed, or nothing is to be changed.
+            RolloutNotFound: if there is none.
+            RolloutStateInvalid: if it is final.
+        """
+        return self._call(self._aio.update(rollout, priority=priority, deadline=deadline, no_deadline=no_deadline))
 
     def cancel(self, rollouts: Iterable[str | Named] = (), *, run: str | Named | None = None) -> int:
         """Cancels rollouts, or all of a training run; returns how many. Final ones are left alone.
@@ -180,6 +239,27 @@ class Rollouts(Face):
             RolloutStateInvalid: if one is not final.
         """
         return self._call(self._aio.retry(rollouts))
+
+    def delete(self, rollouts: Iterable[str | Named] = (), *, filter: str = "", run: str | Named | None = None) -> int:
+        """Deletes final rollouts with their attempts and spans, for good; returns how many.
+
+        >>> client.rollouts.wait(client.rollouts.create("echo", {"input": "bye"}, priority=-7))
+        [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]
+        >>> client.rollouts.delete(filter="priority = -7")
+        1
+
+        Args:
+            rollouts: names, UUIDs or records; of 1000 at a time, all are deleted or none.
+            filter: instead of `rollouts`: all that match, as in `list`; `*` for every one. Those that have to be kept are
+                left out: another member of their group is not final, or their training run is under way.
+            run: with `filter`: only those of this training run.
+
+        Raises:
+            ArgumentInvalid: if neither rollouts nor a filter are given, or both, or the filter is malformed.
+            RolloutNotFound: if one does not exist.
+            RolloutStateInvalid: if a named one has to be kept.
+        """
+        return self._call(self._aio.delete(rollouts, filter=filter, run=run))
 
     @property
     def aio(self) -> AsyncRollouts:

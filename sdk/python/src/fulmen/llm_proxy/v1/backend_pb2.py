@@ -25,23 +25,27 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/llm_proxy/v1/backend.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xab\x03\n\x07\x42\x61\x63kend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x02 \x01(\t\x12-\n\x07\x64ialect\x18\x03 \x01(\x0e\x32\x1c.fulmen.llm_proxy.v1.Dialect\x12\x10\n\x08key_name\x18\x04 \x01(\t\x12\x19\n\x11returns_token_ids\x18\x05 \x01(\x08\x12\x15\n\rmax_in_flight\x18\x06 \x01(\x05\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x1b\n\x13requests_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\x12\x13\n\x0b\x61pi_version\x18\n \x01(\t\x12&\n\x04\x61pis\x18\x0b \x03(\x0e\x32\x18.fulmen.llm_proxy.v1.Api\x12+\n\x06\x65ngine\x18\x0c \x01(\x0e\x32\x1b.fulmen.llm_proxy.v1.Engine\x12\x33\n\x0fhold_until_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bhealth_path\x18\x0e \x01(\t\x12\x0f\n\x07project\x18\x0f \x01(\t\"\xcc\x02\n\rBackendHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x05\x12\x15\n\rrequest_count\x18\x04 \x01(\x03\x12\x15\n\rfailure_count\x18\x05 \x01(\x03\x12\x35\n\x11last_failure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x07\x62reaker\x18\x07 \x01(\x0e\x32!.fulmen.llm_proxy.v1.BreakerState\x12\x15\n\rwaiting_count\x18\x08 \x01(\x05\x12\x19\n\x11last_failure_kind\x18\t \x01(\t\x12\x1c\n\x14\x65ngine_waiting_count\x18\n \x01(\x05\x12\x1a\n\x12\x65ngine_cache_usage\x18\x0b \x01(\x01*g\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IALECT_OPENAI\x10\x01\x12\x15\n\x11\x44IALECT_ANTHROPIC\x10\x02\x12\x18\n\x14\x44IALECT_AZURE_OPENAI\x10\x03*\x98\x01\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41PI_CHAT_COMPLETIONS\x10\x01\x12\x13\n\x0f\x41PI_COMPLETIONS\x10\x02\x12\x11\n\rAPI_RESPONSES\x10\x03\x12\x12\n\x0e\x41PI_EMBEDDINGS\x10\x04\x12\x10\n\x0c\x41PI_MESSAGES\x10\x05\x12\x14\n\x10\x41PI_COUNT_TOKENS\x10\x06*W\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_VLLM\x10\x01\x12\x11\n\rENGINE_SGLANG\x10\x02\x12\x11\n\rENGINE_FULMEN\x10\x03*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!fulmen/llm_proxy/v1/backend.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd1\x04\n\x07\x42\x61\x63kend\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x02 \x01(\t\x12-\n\x07\x64ialect\x18\x03 \x01(\x0e\x32\x1c.fulmen.llm_proxy.v1.Dialect\x12\x10\n\x08key_name\x18\x04 \x01(\t\x12\x19\n\x11returns_token_ids\x18\x05 \x01(\x08\x12\x15\n\rmax_in_flight\x18\x06 \x01(\x05\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x1b\n\x13requests_per_minute\x18\x08 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\t \x01(\x03\x12\x13\n\x0b\x61pi_version\x18\n \x01(\t\x12&\n\x04\x61pis\x18\x0b \x03(\x0e\x32\x18.fulmen.llm_proxy.v1.Api\x12+\n\x06\x65ngine\x18\x0c \x01(\x0e\x32\x1b.fulmen.llm_proxy.v1.Engine\x12\x33\n\x0fhold_until_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bhealth_path\x18\x0e \x01(\t\x12\x0f\n\x07project\x18\x0f \x01(\t\x12\x15\n\rstale_version\x18\x10 \x01(\x03\x12:\n\x07headers\x18\x11 \x03(\x0b\x32).fulmen.llm_proxy.v1.Backend.HeadersEntry\x12\x13\n\x0b\x64rop_params\x18\x12 \x01(\x08\x12\x0c\n\x04\x66ile\x18\x14 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe3\x02\n\rBackendHealth\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x17\n\x0fin_flight_count\x18\x03 \x01(\x05\x12\x15\n\rrequest_count\x18\x04 \x01(\x03\x12\x15\n\rfailure_count\x18\x05 \x01(\x03\x12\x35\n\x11last_failure_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x07\x62reaker\x18\x07 \x01(\x0e\x32!.fulmen.llm_proxy.v1.BreakerState\x12\x15\n\rwaiting_count\x18\x08 \x01(\x05\x12\x19\n\x11last_failure_kind\x18\t \x01(\t\x12\x1c\n\x14\x65ngine_waiting_count\x18\n \x01(\x05\x12\x1a\n\x12\x65ngine_cache_usage\x18\x0b \x01(\x01\x12\x15\n\rstale_version\x18\x0c \x01(\x03*g\n\x07\x44ialect\x12\x17\n\x13\x44IALECT_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44IALECT_OPENAI\x10\x01\x12\x15\n\x11\x44IALECT_ANTHROPIC\x10\x02\x12\x18\n\x14\x44IALECT_AZURE_OPENAI\x10\x03*\x98\x01\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41PI_CHAT_COMPLETIONS\x10\x01\x12\x13\n\x0f\x41PI_COMPLETIONS\x10\x02\x12\x11\n\rAPI_RESPONSES\x10\x03\x12\x12\n\x0e\x41PI_EMBEDDINGS\x10\x04\x12\x10\n\x0c\x41PI_MESSAGES\x10\x05\x12\x14\n\x10\x41PI_COUNT_TOKENS\x10\x06*W\n\x06\x45ngine\x12\x16\n\x12\x45NGINE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x45NGINE_VLLM\x10\x01\x12\x11\n\rENGINE_SGLANG\x10\x02\x12\x11\n\rENGINE_FULMEN\x10\x03*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.backend_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIALECT']._serialized_start=856
-  _globals['_DIALECT']._serialized_end=959
-  _globals['_API']._serialized_start=962
-  _globals['_API']._serialized_end=1114
-  _globals['_ENGINE']._serialized_start=1116
-  _globals['_ENGINE']._serialized_end=1203
-  _globals['_BREAKERSTATE']._serialized_start=1205
-  _globals['_BREAKERSTATE']._serialized_end=1329
+  _globals['_BACKEND_HEADERSENTRY']._loaded_options = None
+  _globals['_BACKEND_HEADERSENTRY']._serialized_options = b'8\001'
+  _globals['_DIALECT']._serialized_start=1045
+  _globals['_DIALECT']._serialized_end=1148
+  _globals['_API']._serialized_start=1151
+  _globals['_API']._serialized_end=1303
+  _globals['_ENGINE']._serialized_start=1305
+  _globals['_ENGINE']._serialized_end=1392
+  _globals['_BREAKERSTATE']._serialized_start=1394
+  _globals['_BREAKERSTATE']._serialized_end=1518
   _globals['_BACKEND']._serialized_start=92
-  _globals['_BACKEND']._serialized_end=519
-  _globals['_BACKENDHEALTH']._serialized_start=522
-  _globals['_BACKENDHEALTH']._serialized_end=854
+  _globals['_BACKEND']._serialized_end=685
+  _globals['_BACKEND_HEADERSENTRY']._serialized_start=639
+  _globals['_BACKEND_HEADERSENTRY']._serialized_end=685
+  _globals['_BACKENDHEALTH']._serialized_start=688
+  _globals['_BACKENDHEALTH']._serialized_end=1043
 # @@protoc_insertion_point(module_scope)

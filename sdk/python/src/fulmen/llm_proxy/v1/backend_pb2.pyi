@@ -58,7 +58,14 @@ BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_HALF_OPEN: BreakerState
 
 class Backend(_message.Message):
-    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path", "project")
+    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path", "project", "stale_version", "headers", "drop_params", "file")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     BASE_URL_FIELD_NUMBER: _ClassVar[int]
     DIALECT_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +81,10 @@ class Backend(_message.Message):
     HOLD_UNTIL_TIME_FIELD_NUMBER: _ClassVar[int]
     HEALTH_PATH_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    STALE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    DROP_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_url: str
     dialect: Dialect
@@ -89,10 +100,14 @@ class Backend(_message.Message):
     hold_until_time: _timestamp_pb2.Timestamp
     health_path: str
     project: str
-    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
+    stale_version: int
+    headers: _containers.ScalarMap[str, str]
+    drop_params: bool
+    file: str
+    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ..., project: _Optional[str] = ..., stale_version: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., drop_params: bool = ..., file: _Optional[str] = ...) -> None: ...
 
 class BackendHealth(_message.Message):
-    __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_usage")
+    __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_usage", "stale_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +119,7 @@ class BackendHealth(_message.Message):
     LAST_FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
     ENGINE_WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     ENGINE_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    STALE_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     healthy: bool
     in_flight_count: int
@@ -115,4 +131,5 @@ class BackendHealth(_message.Message):
     last_failure_kind: str
     engine_waiting_count: int
     engine_cache_usage: float
-    def __init__(self, name: _Optional[str] = ..., healthy: bool = ..., in_flight_count: _Optional[int] = ..., request_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., last_failure_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., waiting_count: _Optional[int] = ..., last_failure_kind: _Optional[str] = ..., engine_waiting_count: _Optional[int] = ..., engine_cache_usage: _Optional[float] = ...) -> None: ...
+    stale_version: int
+    def __init__(self, name: _Optional[str] = ..., healthy: bool = ..., in_flight_count: _Optional[int] = ..., request_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., last_failure_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., breaker: _Optional[_Union[BreakerState, str]] = ..., waiting_count: _Optional[int] = ..., last_failure_kind: _Optional[str] = ..., engine_waiting_count: _Optional[int] = ..., engine_cache_usage: _Optional[float] = ..., stale_version: _Optional[int] = ...) -> None: ...

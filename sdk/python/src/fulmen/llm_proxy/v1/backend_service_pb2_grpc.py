@@ -30,7 +30,8 @@ class BackendServiceStub(object):
     does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
+    replaced nor deleted: `FAILED_PRECONDITION` (`MANAGED_BY_FILE`).
     """
 
     def __init__(self, channel):
@@ -86,7 +87,8 @@ class BackendServiceServicer(object):
     does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
+    replaced nor deleted: `FAILED_PRECONDITION` (`MANAGED_BY_FILE`).
     """
 
     def RegisterBackend(self, request, context):
@@ -216,7 +218,8 @@ class BackendService(object):
     does. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
+    replaced nor deleted: `FAILED_PRECONDITION` (`MANAGED_BY_FILE`).
     """
 
     @staticmethod

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66ulmen/llm_proxy/v1/route.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1egoogle/protobuf/duration.proto\"\x86\x03\n\x05Route\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x07targets\x18\x02 \x03(\x0b\x32 .fulmen.llm_proxy.v1.RouteTarget\x12\x34\n\toverrides\x18\x03 \x03(\x0b\x32!.fulmen.llm_proxy.v1.ModeOverride\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x31\n\tbalancing\x18\x05 \x01(\x0e\x32\x1e.fulmen.llm_proxy.v1.Balancing\x12\x11\n\tfallbacks\x18\x06 \x03(\t\x12+\n\x08\x64\x65\x61\x64line\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bhedge_delay\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\t \x01(\x08\x12\x31\n\trecording\x18\n \x01(\x0b\x32\x1e.fulmen.llm_proxy.v1.Recording\x12\x0f\n\x07project\x18\x0b \x01(\t\"\x97\x01\n\tRecording\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x01\x12\x0e\n\x06redact\x18\x02 \x03(\t\x12\x37\n\x08patterns\x18\x03 \x03(\x0b\x32%.fulmen.llm_proxy.v1.RedactionPattern\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x10RedactionPattern\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nexpression\x18\x02 \x01(\t\"m\n\x0bRouteTarget\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x15\n\rbackend_model\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x05\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x03\"9\n\x0cModeOverride\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x1b\n\x13request_fields_json\x18\x02 \x01(\t*y\n\tBalancing\x12\x19\n\x15\x42\x41LANCING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41LANCING_STICKY\x10\x01\x12\x1a\n\x16\x42\x41LANCING_PREFIX_CACHE\x10\x02\x12\x1f\n\x1b\x42\x41LANCING_LEAST_OUTSTANDING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66ulmen/llm_proxy/v1/route.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1egoogle/protobuf/duration.proto\"\xae\x03\n\x05Route\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x07targets\x18\x02 \x03(\x0b\x32 .fulmen.llm_proxy.v1.RouteTarget\x12\x34\n\toverrides\x18\x03 \x03(\x0b\x32!.fulmen.llm_proxy.v1.ModeOverride\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x31\n\tbalancing\x18\x05 \x01(\x0e\x32\x1e.fulmen.llm_proxy.v1.Balancing\x12\x11\n\tfallbacks\x18\x06 \x03(\t\x12+\n\x08\x64\x65\x61\x64line\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bhedge_delay\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06\x63\x61\x63hed\x18\t \x01(\x08\x12\x31\n\trecording\x18\n \x01(\x0b\x32\x1e.fulmen.llm_proxy.v1.Recording\x12\x0f\n\x07project\x18\x0b \x01(\t\x12\x18\n\x10rolling_versions\x18\x0c \x01(\x08\x12\x0c\n\x04\x66ile\x18\x14 \x01(\t\"\x97\x01\n\tRecording\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x01\x12\x0e\n\x06redact\x18\x02 \x03(\t\x12\x37\n\x08patterns\x18\x03 \x03(\x0b\x32%.fulmen.llm_proxy.v1.RedactionPattern\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"4\n\x10RedactionPattern\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nexpression\x18\x02 \x01(\t\"m\n\x0bRouteTarget\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x15\n\rbackend_model\x18\x02 \x01(\t\x12\x0e\n\x06weight\x18\x03 \x01(\x05\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x03\"9\n\x0cModeOverride\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x1b\n\x13request_fields_json\x18\x02 \x01(\t*y\n\tBalancing\x12\x19\n\x15\x42\x41LANCING_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41LANCING_STICKY\x10\x01\x12\x1a\n\x16\x42\x41LANCING_PREFIX_CACHE\x10\x02\x12\x1f\n\x1b\x42\x41LANCING_LEAST_OUTSTANDING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.route_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BALANCING']._serialized_start=859
-  _globals['_BALANCING']._serialized_end=980
+  _globals['_BALANCING']._serialized_start=899
+  _globals['_BALANCING']._serialized_end=1020
   _globals['_ROUTE']._serialized_start=89
-  _globals['_ROUTE']._serialized_end=479
-  _globals['_RECORDING']._serialized_start=482
-  _globals['_RECORDING']._serialized_end=633
-  _globals['_REDACTIONPATTERN']._serialized_start=635
-  _globals['_REDACTIONPATTERN']._serialized_end=687
-  _globals['_ROUTETARGET']._serialized_start=689
-  _globals['_ROUTETARGET']._serialized_end=798
-  _globals['_MODEOVERRIDE']._serialized_start=800
-  _globals['_MODEOVERRIDE']._serialized_end=857
+  _globals['_ROUTE']._serialized_end=519
+  _globals['_RECORDING']._serialized_start=522
+  _globals['_RECORDING']._serialized_end=673
+  _globals['_REDACTIONPATTERN']._serialized_start=675
+  _globals['_REDACTIONPATTERN']._serialized_end=727
+  _globals['_ROUTETARGET']._serialized_start=729
+  _globals['_ROUTETARGET']._serialized_end=838
+  _globals['_MODEOVERRIDE']._serialized_start=840
+  _globals['_MODEOVERRIDE']._serialized_end=897
 # @@protoc_insertion_point(module_scope)

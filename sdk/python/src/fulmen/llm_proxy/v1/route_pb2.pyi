@@ -19,7 +19,7 @@ BALANCING_PREFIX_CACHE: Balancing
 BALANCING_LEAST_OUTSTANDING: Balancing
 
 class Route(_message.Message):
-    __slots__ = ("name", "targets", "overrides", "version", "balancing", "fallbacks", "deadline", "hedge_delay", "cached", "recording", "project")
+    __slots__ = ("name", "targets", "overrides", "version", "balancing", "fallbacks", "deadline", "hedge_delay", "cached", "recording", "project", "rolling_versions", "file")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
     OVERRIDES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,8 @@ class Route(_message.Message):
     CACHED_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
+    ROLLING_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     name: str
     targets: _containers.RepeatedCompositeFieldContainer[RouteTarget]
     overrides: _containers.RepeatedCompositeFieldContainer[ModeOverride]
@@ -42,7 +44,9 @@ class Route(_message.Message):
     cached: bool
     recording: Recording
     project: str
-    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ..., balancing: _Optional[_Union[Balancing, str]] = ..., fallbacks: _Optional[_Iterable[str]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedge_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cached: bool = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., project: _Optional[str] = ...) -> None: ...
+    rolling_versions: bool
+    file: str
+    def __init__(self, name: _Optional[str] = ..., targets: _Optional[_Iterable[_Union[RouteTarget, _Mapping]]] = ..., overrides: _Optional[_Iterable[_Union[ModeOverride, _Mapping]]] = ..., version: _Optional[int] = ..., balancing: _Optional[_Union[Balancing, str]] = ..., fallbacks: _Optional[_Iterable[str]] = ..., deadline: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedge_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cached: bool = ..., recording: _Optional[_Union[Recording, _Mapping]] = ..., project: _Optional[str] = ..., rolling_versions: bool = ..., file: _Optional[str] = ...) -> None: ...
 
 class Recording(_message.Message):
     __slots__ = ("sample_rate", "redact", "patterns", "retention")

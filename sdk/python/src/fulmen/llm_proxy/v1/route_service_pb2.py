@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fulmen.llm_proxy.v1 import backend_pb2 as fulmen_dot_llm__proxy_dot_v1_dot_backend__pb2
 from fulmen.llm_proxy.v1 import route_pb2 as fulmen_dot_llm__proxy_dot_v1_dot_route__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/llm_proxy/v1/route_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a\x1f\x66ulmen/llm_proxy/v1/route.proto\"<\n\x0fPutRouteRequest\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"=\n\x10PutRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x10GetRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x15PromoteVersionRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"D\n\x16PromoteVersionResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\"\n\x12\x44\x65leteRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteRouteResponse\"5\n\x14RollbackRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"B\n\x15RollbackRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\xa9\x02\n\x13SplitTrafficRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\x07weights\x18\x02 \x03(\x0b\x32\x35.fulmen.llm_proxy.v1.SplitTrafficRequest.WeightsEntry\x12U\n\x0fversion_weights\x18\x03 \x03(\x0b\x32<.fulmen.llm_proxy.v1.SplitTrafficRequest.VersionWeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x35\n\x13VersionWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"A\n\x14SplitTrafficResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x14\n\x12WatchRoutesRequest\"m\n\x13WatchRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x19\n\x11snapshot_complete\x18\x02 \x01(\x08\x12\x0f\n\x07removed\x18\x03 \x03(\t2\x9d\x06\n\x0cRouteService\x12W\n\x08PutRoute\x12$.fulmen.llm_proxy.v1.PutRouteRequest\x1a%.fulmen.llm_proxy.v1.PutRouteResponse\x12W\n\x08GetRoute\x12$.fulmen.llm_proxy.v1.GetRouteRequest\x1a%.fulmen.llm_proxy.v1.GetRouteResponse\x12]\n\nListRoutes\x12&.fulmen.llm_proxy.v1.ListRoutesRequest\x1a\'.fulmen.llm_proxy.v1.ListRoutesResponse\x12i\n\x0ePromoteVersion\x12*.fulmen.llm_proxy.v1.PromoteVersionRequest\x1a+.fulmen.llm_proxy.v1.PromoteVersionResponse\x12`\n\x0b\x44\x65leteRoute\x12\'.fulmen.llm_proxy.v1.DeleteRouteRequest\x1a(.fulmen.llm_proxy.v1.DeleteRouteResponse\x12\x66\n\rRollbackRoute\x12).fulmen.llm_proxy.v1.RollbackRouteRequest\x1a*.fulmen.llm_proxy.v1.RollbackRouteResponse\x12\x63\n\x0cSplitTraffic\x12(.fulmen.llm_proxy.v1.SplitTrafficRequest\x1a).fulmen.llm_proxy.v1.SplitTrafficResponse\x12\x62\n\x0bWatchRoutes\x12\'.fulmen.llm_proxy.v1.WatchRoutesRequest\x1a(.fulmen.llm_proxy.v1.WatchRoutesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/llm_proxy/v1/route_service.proto\x12\x13\x66ulmen.llm_proxy.v1\x1a!fulmen/llm_proxy/v1/backend.proto\x1a\x1f\x66ulmen/llm_proxy/v1/route.proto\"|\n\x10\x41pplyFileRequest\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12.\n\x08\x62\x61\x63kends\x18\x02 \x03(\x0b\x32\x1c.fulmen.llm_proxy.v1.Backend\x12*\n\x06routes\x18\x03 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"D\n\x11\x41pplyFileResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x03(\t\x12\x0f\n\x07\x63hanged\x18\x02 \x03(\t\x12\x0f\n\x07\x64\x65leted\x18\x03 \x03(\t\"<\n\x0fPutRouteRequest\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"=\n\x10PutRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x1f\n\x0fGetRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x10GetRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\":\n\x11ListRoutesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x15PromoteVersionRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"^\n\x16PromoteVersionResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x18\n\x10replaced_version\x18\x02 \x01(\x03\"\"\n\x12\x44\x65leteRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteRouteResponse\"5\n\x14RollbackRouteRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"B\n\x15RollbackRouteResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\xa9\x02\n\x13SplitTrafficRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\x07weights\x18\x02 \x03(\x0b\x32\x35.fulmen.llm_proxy.v1.SplitTrafficRequest.WeightsEntry\x12U\n\x0fversion_weights\x18\x03 \x03(\x0b\x32<.fulmen.llm_proxy.v1.SplitTrafficRequest.VersionWeightsEntry\x1a.\n\x0cWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x35\n\x13VersionWeightsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"A\n\x14SplitTrafficResponse\x12)\n\x05route\x18\x01 \x01(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\"\x14\n\x12WatchRoutesRequest\"m\n\x13WatchRoutesResponse\x12*\n\x06routes\x18\x01 \x03(\x0b\x32\x1a.fulmen.llm_proxy.v1.Route\x12\x19\n\x11snapshot_complete\x18\x02 \x01(\x08\x12\x0f\n\x07removed\x18\x03 \x03(\t2\xf9\x06\n\x0cRouteService\x12W\n\x08PutRoute\x12$.fulmen.llm_proxy.v1.PutRouteRequest\x1a%.fulmen.llm_proxy.v1.PutRouteResponse\x12W\n\x08GetRoute\x12$.fulmen.llm_proxy.v1.GetRouteRequest\x1a%.fulmen.llm_proxy.v1.GetRouteResponse\x12]\n\nListRoutes\x12&.fulmen.llm_proxy.v1.ListRoutesRequest\x1a\'.fulmen.llm_proxy.v1.ListRoutesResponse\x12i\n\x0ePromoteVersion\x12*.fulmen.llm_proxy.v1.PromoteVersionRequest\x1a+.fulmen.llm_proxy.v1.PromoteVersionResponse\x12`\n\x0b\x44\x65leteRoute\x12\'.fulmen.llm_proxy.v1.DeleteRouteRequest\x1a(.fulmen.llm_proxy.v1.DeleteRouteResponse\x12\x66\n\rRollbackRoute\x12).fulmen.llm_proxy.v1.RollbackRouteRequest\x1a*.fulmen.llm_proxy.v1.RollbackRouteResponse\x12\x63\n\x0cSplitTraffic\x12(.fulmen.llm_proxy.v1.SplitTrafficRequest\x1a).fulmen.llm_proxy.v1.SplitTrafficResponse\x12\x62\n\x0bWatchRoutes\x12\'.fulmen.llm_proxy.v1.WatchRoutesRequest\x1a(.fulmen.llm_proxy.v1.WatchRoutesResponse0\x01\x12Z\n\tApplyFile\x12%.fulmen.llm_proxy.v1.ApplyFileRequest\x1a&.fulmen.llm_proxy.v1.ApplyFileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,42 +37,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_options = b'8\001'
   _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._loaded_options = None
   _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_options = b'8\001'
-  _globals['_PUTROUTEREQUEST']._serialized_start=97
-  _globals['_PUTROUTEREQUEST']._serialized_end=157
-  _globals['_PUTROUTERESPONSE']._serialized_start=159
-  _globals['_PUTROUTERESPONSE']._serialized_end=220
-  _globals['_GETROUTEREQUEST']._serialized_start=222
-  _globals['_GETROUTEREQUEST']._serialized_end=253
-  _globals['_GETROUTERESPONSE']._serialized_start=255
-  _globals['_GETROUTERESPONSE']._serialized_end=316
-  _globals['_LISTROUTESREQUEST']._serialized_start=318
-  _globals['_LISTROUTESREQUEST']._serialized_end=376
-  _globals['_LISTROUTESRESPONSE']._serialized_start=378
-  _globals['_LISTROUTESRESPONSE']._serialized_end=467
-  _globals['_PROMOTEVERSIONREQUEST']._serialized_start=469
-  _globals['_PROMOTEVERSIONREQUEST']._serialized_end=549
-  _globals['_PROMOTEVERSIONRESPONSE']._serialized_start=551
-  _globals['_PROMOTEVERSIONRESPONSE']._serialized_end=619
-  _globals['_DELETEROUTEREQUEST']._serialized_start=621
-  _globals['_DELETEROUTEREQUEST']._serialized_end=655
-  _globals['_DELETEROUTERESPONSE']._serialized_start=657
-  _globals['_DELETEROUTERESPONSE']._serialized_end=678
-  _globals['_ROLLBACKROUTEREQUEST']._serialized_start=680
-  _globals['_ROLLBACKROUTEREQUEST']._serialized_end=733
-  _globals['_ROLLBACKROUTERESPONSE']._serialized_start=735
-  _globals['_ROLLBACKROUTERESPONSE']._serialized_end=801
-  _globals['_SPLITTRAFFICREQUEST']._serialized_start=804
-  _globals['_SPLITTRAFFICREQUEST']._serialized_end=1101
-  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_start=1000
-  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_end=1046
-  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_start=1048
-  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_end=1101
-  _globals['_SPLITTRAFFICRESPONSE']._serialized_start=1103
-  _globals['_SPLITTRAFFICRESPONSE']._serialized_end=1168
-  _globals['_WATCHROUTESREQUEST']._serialized_start=1170
-  _globals['_WATCHROUTESREQUEST']._serialized_end=1190
-  _globals['_WATCHROUTESRESPONSE']._serialized_start=1192
-  _globals['_WATCHROUTESRESPONSE']._serialized_end=1301
-  _globals['_ROUTESERVICE']._serialized_start=1304
-  _globals['_ROUTESERVICE']._serialized_end=2101
+  _globals['_APPLYFILEREQUEST']._serialized_start=132
+  _globals['_APPLYFILEREQUEST']._serialized_end=256
+  _globals['_APPLYFILERESPONSE']._serialized_start=258
+  _globals['_APPLYFILERESPONSE']._serialized_end=326
+  _globals['_PUTROUTEREQUEST']._serialized_start=328
+  _globals['_PUTROUTEREQUEST']._serialized_end=388
+  _globals['_PUTROUTERESPONSE']._serialized_start=390
+  _globals['_PUTROUTERESPONSE']._serialized_end=451
+  _globals['_GETROUTEREQUEST']._serialized_start=453
+  _globals['_GETROUTEREQUEST']._serialized_end=484
+  _globals['_GETROUTERESPONSE']._serialized_start=486
+  _globals['_GETROUTERESPONSE']._serialized_end=547
+  _globals['_LISTROUTESREQUEST']._serialized_start=549
+  _globals['_LISTROUTESREQUEST']._serialized_end=607
+  _globals['_LISTROUTESRESPONSE']._serialized_start=609
+  _globals['_LISTROUTESRESPONSE']._serialized_end=698
+  _globals['_PROMOTEVERSIONREQUEST']._serialized_start=700
+  _globals['_PROMOTEVERSIONREQUEST']._serialized_end=780
+  _globals['_PROMOTEVERSIONRESPONSE']._serialized_start=782
+  _globals['_PROMOTEVERSIONRESPONSE']._serialized_end=876
+  _globals['_DELETEROUTEREQUEST']._serialized_start=878
+  _globals['_DELETEROUTEREQUEST']._serialized_end=912
+  _globals['_DELETEROUTERESPONSE']._serialized_start=914
+  _globals['_DELETEROUTERESPONSE']._serialized_end=935
+  _globals['_ROLLBACKROUTEREQUEST']._serialized_start=937
+  _globals['_ROLLBACKROUTEREQUEST']._serialized_end=990
+  _globals['_ROLLBACKROUTERESPONSE']._serialized_start=992
+  _globals['_ROLLBACKROUTERESPONSE']._serialized_end=1058
+  _globals['_SPLITTRAFFICREQUEST']._serialized_start=1061
+  _globals['_SPLITTRAFFICREQUEST']._serialized_end=1358
+  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_start=1257
+  _globals['_SPLITTRAFFICREQUEST_WEIGHTSENTRY']._serialized_end=1303
+  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_start=1305
+  _globals['_SPLITTRAFFICREQUEST_VERSIONWEIGHTSENTRY']._serialized_end=1358
+  _globals['_SPLITTRAFFICRESPONSE']._serialized_start=1360
+  _globals['_SPLITTRAFFICRESPONSE']._serialized_end=1425
+  _globals['_WATCHROUTESREQUEST']._serialized_start=1427
+  _globals['_WATCHROUTESREQUEST']._serialized_end=1447
+  _globals['_WATCHROUTESRESPONSE']._serialized_start=1449
+  _globals['_WATCHROUTESRESPONSE']._serialized_end=1558
+  _globals['_ROUTESERVICE']._serialized_start=1561
+  _globals['_ROUTESERVICE']._serialized_end=2450
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from fulmen.llm_proxy.v1 import backend_pb2 as _backend_pb2
 from fulmen.llm_proxy.v1 import route_pb2 as _route_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -5,6 +6,26 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ApplyFileRequest(_message.Message):
+    __slots__ = ("file", "backends", "routes")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    backends: _containers.RepeatedCompositeFieldContainer[_backend_pb2.Backend]
+    routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
+    def __init__(self, file: _Optional[str] = ..., backends: _Optional[_Iterable[_Union[_backend_pb2.Backend, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ...) -> None: ...
+
+class ApplyFileResponse(_message.Message):
+    __slots__ = ("added", "changed", "deleted")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    added: _containers.RepeatedScalarFieldContainer[str]
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, added: _Optional[_Iterable[str]] = ..., changed: _Optional[_Iterable[str]] = ..., deleted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PutRouteRequest(_message.Message):
     __slots__ = ("route",)
@@ -57,10 +78,12 @@ class PromoteVersionRequest(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., policy_version: _Optional[int] = ..., backend: _Optional[str] = ...) -> None: ...
 
 class PromoteVersionResponse(_message.Message):
-    __slots__ = ("routes",)
+    __slots__ = ("routes", "replaced_version")
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_VERSION_FIELD_NUMBER: _ClassVar[int]
     routes: _containers.RepeatedCompositeFieldContainer[_route_pb2.Route]
-    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ...) -> None: ...
+    replaced_version: int
+    def __init__(self, routes: _Optional[_Iterable[_Union[_route_pb2.Route, _Mapping]]] = ..., replaced_version: _Optional[int] = ...) -> None: ...
 
 class DeleteRouteRequest(_message.Message):
     __slots__ = ("name",)

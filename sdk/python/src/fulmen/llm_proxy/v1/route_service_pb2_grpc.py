@@ -31,7 +31,8 @@ class RouteServiceStub(object):
     rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
+    (`MANAGED_BY_FILE`), unless it is `PromoteVersion`.
     """
 
     def __init__(self, channel):
@@ -80,6 +81,11 @@ class RouteServiceStub(object):
                 request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesRequest.SerializeToString,
                 response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesResponse.FromString,
                 _registered_method=True)
+        self.ApplyFile = channel.unary_unary(
+                '/fulmen.llm_proxy.v1.RouteService/ApplyFile',
+                request_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileRequest.SerializeToString,
+                response_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileResponse.FromString,
+                _registered_method=True)
 
 
 class RouteServiceServicer(object):
@@ -88,7 +94,8 @@ class RouteServiceServicer(object):
     rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
+    (`MANAGED_BY_FILE`), unless it is `PromoteVersion`.
     """
 
     def PutRoute(self, request, context):
@@ -96,7 +103,8 @@ class RouteServiceServicer(object):
         training run makes, keeps the recording.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`); `ALREADY_EXISTS` (`ROUTE_EXISTS`): the
-        request has a project, and the route is not that project's.
+        request has a project, and the route is not that project's; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the route is new, and
+        the project has as many as it may (quota `project_routes`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +127,8 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PromoteVersion(self, request, context):
-        """Sets the policy version that the targets of a policy serve.
+        """Sets the policy version that the targets of a policy serve. It may be lower than theirs, after a rollback: the response
+        says so, and the proxy logs and counts it.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`): no route has such a target.
         """
@@ -155,6 +164,18 @@ class RouteServiceServicer(object):
 
     def WatchRoutes(self, request, context):
         """Streams routes: first all, then every change. The server closes the stream only while draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ApplyFile(self, request, context):
+        """Makes the backends and routes that a file owns those that it names: adds, replaces and deletes what differs. The file takes
+        over those of its names that an operator has put. Drains, holds and promoted versions stay as they are. Idempotent.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): lists every problem, and nothing was changed: fields, names that are
+        given twice, that the set lacks, or that are a training run's or another file's, and backends to delete that other routes
+        use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,6 +224,11 @@ def add_RouteServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesRequest.FromString,
                     response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesResponse.SerializeToString,
             ),
+            'ApplyFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.ApplyFile,
+                    request_deserializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileRequest.FromString,
+                    response_serializer=fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'fulmen.llm_proxy.v1.RouteService', rpc_method_handlers)
@@ -217,7 +243,8 @@ class RouteService(object):
     rerouted. Requires a service or admin token.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
-    `UNAVAILABLE` (the store cannot be reached; retry).
+    `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
+    (`MANAGED_BY_FILE`), unless it is `PromoteVersion`.
     """
 
     @staticmethod
@@ -426,6 +453,33 @@ class RouteService(object):
             '/fulmen.llm_proxy.v1.RouteService/WatchRoutes',
             fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesRequest.SerializeToString,
             fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.WatchRoutesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ApplyFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.llm_proxy.v1.RouteService/ApplyFile',
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileRequest.SerializeToString,
+            fulmen_dot_llm__proxy_dot_v1_dot_route__service__pb2.ApplyFileResponse.FromString,
             options,
             channel_credentials,
             insecure,

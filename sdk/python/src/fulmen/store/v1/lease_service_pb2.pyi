@@ -220,17 +220,21 @@ class CheckAttemptsResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[AttemptCheckResult, _Mapping]]] = ...) -> None: ...
 
 class AttemptCheckResult(_message.Message):
-    __slots__ = ("attempt", "status", "state", "project", "mode", "current_epoch")
+    __slots__ = ("attempt", "status", "state", "project", "mode", "current_epoch", "training_run", "agent")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     CURRENT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     status: AttemptStatus
     state: _attempt_pb2.AttemptState
     project: str
     mode: _rollout_pb2.RolloutMode
     current_epoch: int
-    def __init__(self, attempt: _Optional[str] = ..., status: _Optional[_Union[AttemptStatus, str]] = ..., state: _Optional[_Union[_attempt_pb2.AttemptState, str]] = ..., project: _Optional[str] = ..., mode: _Optional[_Union[_rollout_pb2.RolloutMode, str]] = ..., current_epoch: _Optional[int] = ...) -> None: ...
+    training_run: str
+    agent: str
+    def __init__(self, attempt: _Optional[str] = ..., status: _Optional[_Union[AttemptStatus, str]] = ..., state: _Optional[_Union[_attempt_pb2.AttemptState, str]] = ..., project: _Optional[str] = ..., mode: _Optional[_Union[_rollout_pb2.RolloutMode, str]] = ..., current_epoch: _Optional[int] = ..., training_run: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...

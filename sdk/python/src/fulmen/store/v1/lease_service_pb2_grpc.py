@@ -101,7 +101,8 @@ class LeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AcquireLeases(self, request, context):
-        """Acquires up to `max_count` leases, waiting up to `wait` for the first. For clients without streams.
+        """Acquires up to `max_count` leases of about 3 MiB in all, waiting up to `wait` for the first. For clients without
+        streams.
 
         Errors: as `StreamLeases`.
         """

@@ -24,15 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/model_limits.proto\x12\x0f\x66ulmen.store.v1\"\x87\x01\n\x0bModelLimits\x12,\n\x07project\x18\x01 \x01(\x0b\x32\x1b.fulmen.store.v1.CallLimits\x12,\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.CallLimits\x12\x1c\n\x14\x61ttempt_token_budget\x18\x03 \x01(\x03\"^\n\nCallLimits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\x02 \x01(\x03\x12\x18\n\x10\x63oncurrent_calls\x18\x03 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/model_limits.proto\x12\x0f\x66ulmen.store.v1\"\xb6\x01\n\x0bModelLimits\x12,\n\x07project\x18\x01 \x01(\x0b\x32\x1b.fulmen.store.v1.CallLimits\x12,\n\x07\x61ttempt\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.CallLimits\x12\x1c\n\x14\x61ttempt_token_budget\x18\x03 \x01(\x03\x12-\n\x07\x62udgets\x18\x04 \x03(\x0b\x32\x1c.fulmen.store.v1.SpendBudget\"y\n\x0bSpendBudget\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x14\n\x0climit_micros\x18\x02 \x01(\x03\x12-\n\x06period\x18\x03 \x01(\x0e\x32\x1d.fulmen.store.v1.BudgetPeriod\x12\x14\n\x0cspent_micros\x18\x04 \x01(\x03\"^\n\nCallLimits\x12\x1b\n\x13requests_per_minute\x18\x01 \x01(\x03\x12\x19\n\x11tokens_per_minute\x18\x02 \x01(\x03\x12\x18\n\x10\x63oncurrent_calls\x18\x03 \x01(\x03*]\n\x0c\x42udgetPeriod\x12\x1d\n\x19\x42UDGET_PERIOD_UNSPECIFIED\x10\x00\x12\x15\n\x11\x42UDGET_PERIOD_DAY\x10\x01\x12\x17\n\x13\x42UDGET_PERIOD_MONTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.model_limits_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_BUDGETPERIOD']._serialized_start=459
+  _globals['_BUDGETPERIOD']._serialized_end=552
   _globals['_MODELLIMITS']._serialized_start=56
-  _globals['_MODELLIMITS']._serialized_end=191
-  _globals['_CALLLIMITS']._serialized_start=193
-  _globals['_CALLLIMITS']._serialized_end=287
+  _globals['_MODELLIMITS']._serialized_end=238
+  _globals['_SPENDBUDGET']._serialized_start=240
+  _globals['_SPENDBUDGET']._serialized_end=361
+  _globals['_CALLLIMITS']._serialized_start=363
+  _globals['_CALLLIMITS']._serialized_end=457
 # @@protoc_insertion_point(module_scope)

@@ -28,15 +28,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/project_service.proto\x12\x0f\x66ulmen.store.v1\x1a\"fulmen/store/v1/model_limits.proto\x1a%fulmen/store/v1/rollout_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x02\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x05\x12\x13\n\x0bmax_running\x18\x03 \x01(\x05\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nmax_queued\x18\x06 \x01(\x05\x12*\n\x05rules\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0cmodel_limits\x18\t \x01(\x0b\x32\x1c.fulmen.store.v1.ModelLimits\"\xfc\x01\n\tTokenInfo\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\x14\x43reateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"B\n\x15\x43reateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"!\n\x11GetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"A\n\x14UpdateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"B\n\x15UpdateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"4\n\x12ResumeAgentRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\")\n\x13ResumeAgentResponse\x12\x12\n\nwas_paused\x18\x01 \x01(\x08\"<\n\x13ListProjectsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListProjectsResponse\x12*\n\x08projects\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Project\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x87\x01\n\x11IssueTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12(\n\x04role\x18\x02 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07subject\x18\x04 \x01(\t\"_\n\x12IssueTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x15\n\x13RevokeTokenResponse\"K\n\x11ListTokensRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x12ListTokensResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1a\n\x18ListRevokedTokensRequest\".\n\x19ListRevokedTokensResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\t\"\'\n\x16IntrospectTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"d\n\x17IntrospectTokenResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"0\n\nSigningKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\"\x18\n\x16ListSigningKeysRequest\"u\n\x17ListSigningKeysResponse\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.SigningKey\x12/\n\x0bserver_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"&\n\x13RefreshTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\"V\n\x14RefreshTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x9a\x01\n\tTokenRole\x12\x1a\n\x16TOKEN_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_ROLE_ADMIN\x10\x01\x12\x16\n\x12TOKEN_ROLE_SERVICE\x10\x02\x12\x15\n\x11TOKEN_ROLE_RUNNER\x10\x03\x12\x15\n\x11TOKEN_ROLE_CLIENT\x10\x04\x12\x15\n\x11TOKEN_ROLE_READER\x10\x05\x32\xfb\x08\n\x0eProjectService\x12^\n\rCreateProject\x12%.fulmen.store.v1.CreateProjectRequest\x1a&.fulmen.store.v1.CreateProjectResponse\x12U\n\nGetProject\x12\".fulmen.store.v1.GetProjectRequest\x1a#.fulmen.store.v1.GetProjectResponse\x12^\n\rUpdateProject\x12%.fulmen.store.v1.UpdateProjectRequest\x1a&.fulmen.store.v1.UpdateProjectResponse\x12X\n\x0bResumeAgent\x12#.fulmen.store.v1.ResumeAgentRequest\x1a$.fulmen.store.v1.ResumeAgentResponse\x12[\n\x0cListProjects\x12$.fulmen.store.v1.ListProjectsRequest\x1a%.fulmen.store.v1.ListProjectsResponse\x12U\n\nIssueToken\x12\".fulmen.store.v1.IssueTokenRequest\x1a#.fulmen.store.v1.IssueTokenResponse\x12X\n\x0bRevokeToken\x12#.fulmen.store.v1.RevokeTokenRequest\x1a$.fulmen.store.v1.RevokeTokenResponse\x12U\n\nListTokens\x12\".fulmen.store.v1.ListTokensRequest\x1a#.fulmen.store.v1.ListTokensResponse\x12j\n\x11ListRevokedTokens\x12).fulmen.store.v1.ListRevokedTokensRequest\x1a*.fulmen.store.v1.ListRevokedTokensResponse\x12\x64\n\x0fIntrospectToken\x12\'.fulmen.store.v1.IntrospectTokenRequest\x1a(.fulmen.store.v1.IntrospectTokenResponse\x12\x64\n\x0fListSigningKeys\x12\'.fulmen.store.v1.ListSigningKeysRequest\x1a(.fulmen.store.v1.ListSigningKeysResponse\x12[\n\x0cRefreshToken\x12$.fulmen.store.v1.RefreshTokenRequest\x1a%.fulmen.store.v1.RefreshTokenResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/project_service.proto\x12\x0f\x66ulmen.store.v1\x1a\"fulmen/store/v1/model_limits.proto\x1a%fulmen/store/v1/rollout_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9d\x02\n\x07Project\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x05\x12\x13\n\x0bmax_running\x18\x03 \x01(\x05\x12,\n\tretention\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\nmax_queued\x18\x06 \x01(\x05\x12*\n\x05rules\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0cmodel_limits\x18\t \x01(\x0b\x32\x1c.fulmen.store.v1.ModelLimits\"\xfc\x01\n\tTokenInfo\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12(\n\x04role\x18\x03 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\x14\x43reateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"B\n\x15\x43reateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"!\n\x11GetProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"?\n\x12GetProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"A\n\x14UpdateProjectRequest\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"B\n\x15UpdateProjectResponse\x12)\n\x07project\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Project\"<\n\x14\x44\x65leteProjectRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61ncel_running\x18\x02 \x01(\x08\"\x17\n\x15\x44\x65leteProjectResponse\"4\n\x12ResumeAgentRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\")\n\x13ResumeAgentResponse\x12\x12\n\nwas_paused\x18\x01 \x01(\x08\"<\n\x13ListProjectsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"[\n\x14ListProjectsResponse\x12*\n\x08projects\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Project\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x9d\x01\n\x11IssueTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12(\n\x04role\x18\x02 \x01(\x0e\x32\x1a.fulmen.store.v1.TokenRole\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07subject\x18\x04 \x01(\t\x12\x14\n\x0ctraining_run\x18\x05 \x01(\t\"_\n\x12IssueTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08token_id\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x15\n\x13RevokeTokenResponse\"K\n\x11ListTokensRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x12ListTokensResponse\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x1a\n\x18ListRevokedTokensRequest\".\n\x19ListRevokedTokensResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\t\"\'\n\x16IntrospectTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"d\n\x17IntrospectTokenResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\x12\x0f\n\x07problem\x18\x02 \x01(\t\x12(\n\x04info\x18\x03 \x01(\x0b\x32\x1a.fulmen.store.v1.TokenInfo\"0\n\nSigningKey\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\"\x18\n\x16ListSigningKeysRequest\"u\n\x17ListSigningKeysResponse\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.SigningKey\x12/\n\x0bserver_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"&\n\x13RefreshTokenRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\"V\n\x14RefreshTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xc6\x01\n\tTokenRole\x12\x1a\n\x16TOKEN_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10TOKEN_ROLE_ADMIN\x10\x01\x12\x16\n\x12TOKEN_ROLE_SERVICE\x10\x02\x12\x15\n\x11TOKEN_ROLE_RUNNER\x10\x03\x12\x15\n\x11TOKEN_ROLE_CLIENT\x10\x04\x12\x15\n\x11TOKEN_ROLE_READER\x10\x05\x12\x15\n\x11TOKEN_ROLE_ENGINE\x10\x06\x12\x13\n\x0fTOKEN_ROLE_RANK\x10\x07\x32\xdb\t\n\x0eProjectService\x12^\n\rCreateProject\x12%.fulmen.store.v1.CreateProjectRequest\x1a&.fulmen.store.v1.CreateProjectResponse\x12U\n\nGetProject\x12\".fulmen.store.v1.GetProjectRequest\x1a#.fulmen.store.v1.GetProjectResponse\x12^\n\rUpdateProject\x12%.fulmen.store.v1.UpdateProjectRequest\x1a&.fulmen.store.v1.UpdateProjectResponse\x12^\n\rDeleteProject\x12%.fulmen.store.v1.DeleteProjectRequest\x1a&.fulmen.store.v1.DeleteProjectResponse\x12X\n\x0bResumeAgent\x12#.fulmen.store.v1.ResumeAgentRequest\x1a$.fulmen.store.v1.ResumeAgentResponse\x12[\n\x0cListProjects\x12$.fulmen.store.v1.ListProjectsRequest\x1a%.fulmen.store.v1.ListProjectsResponse\x12U\n\nIssueToken\x12\".fulmen.store.v1.IssueTokenRequest\x1a#.fulmen.store.v1.IssueTokenResponse\x12X\n\x0bRevokeToken\x12#.fulmen.store.v1.RevokeTokenRequest\x1a$.fulmen.store.v1.RevokeTokenResponse\x12U\n\nListTokens\x12\".fulmen.store.v1.ListTokensRequest\x1a#.fulmen.store.v1.ListTokensResponse\x12j\n\x11ListRevokedTokens\x12).fulmen.store.v1.ListRevokedTokensRequest\x1a*.fulmen.store.v1.ListRevokedTokensResponse\x12\x64\n\x0fIntrospectToken\x12\'.fulmen.store.v1.IntrospectTokenRequest\x1a(.fulmen.store.v1.IntrospectTokenResponse\x12\x64\n\x0fListSigningKeys\x12\'.fulmen.store.v1.ListSigningKeysRequest\x1a(.fulmen.store.v1.ListSigningKeysResponse\x12[\n\x0cRefreshToken\x12$.fulmen.store.v1.RefreshTokenRequest\x1a%.fulmen.store.v1.RefreshTokenResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.project_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENROLE']._serialized_start=2392
-  _globals['_TOKENROLE']._serialized_end=2546
+  _globals['_TOKENROLE']._serialized_start=2501
+  _globals['_TOKENROLE']._serialized_end=2699
   _globals['_PROJECT']._serialized_start=199
   _globals['_PROJECT']._serialized_end=484
   _globals['_TOKENINFO']._serialized_start=487
@@ -53,44 +53,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATEPROJECTREQUEST']._serialized_end=1061
   _globals['_UPDATEPROJECTRESPONSE']._serialized_start=1063
   _globals['_UPDATEPROJECTRESPONSE']._serialized_end=1129
-  _globals['_RESUMEAGENTREQUEST']._serialized_start=1131
-  _globals['_RESUMEAGENTREQUEST']._serialized_end=1183
-  _globals['_RESUMEAGENTRESPONSE']._serialized_start=1185
-  _globals['_RESUMEAGENTRESPONSE']._serialized_end=1226
-  _globals['_LISTPROJECTSREQUEST']._serialized_start=1228
-  _globals['_LISTPROJECTSREQUEST']._serialized_end=1288
-  _globals['_LISTPROJECTSRESPONSE']._serialized_start=1290
-  _globals['_LISTPROJECTSRESPONSE']._serialized_end=1381
-  _globals['_ISSUETOKENREQUEST']._serialized_start=1384
-  _globals['_ISSUETOKENREQUEST']._serialized_end=1519
-  _globals['_ISSUETOKENRESPONSE']._serialized_start=1521
-  _globals['_ISSUETOKENRESPONSE']._serialized_end=1616
-  _globals['_REVOKETOKENREQUEST']._serialized_start=1618
-  _globals['_REVOKETOKENREQUEST']._serialized_end=1656
-  _globals['_REVOKETOKENRESPONSE']._serialized_start=1658
-  _globals['_REVOKETOKENRESPONSE']._serialized_end=1679
-  _globals['_LISTTOKENSREQUEST']._serialized_start=1681
-  _globals['_LISTTOKENSREQUEST']._serialized_end=1756
-  _globals['_LISTTOKENSRESPONSE']._serialized_start=1758
-  _globals['_LISTTOKENSRESPONSE']._serialized_end=1847
-  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_start=1849
-  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_end=1875
-  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_start=1877
-  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_end=1923
-  _globals['_INTROSPECTTOKENREQUEST']._serialized_start=1925
-  _globals['_INTROSPECTTOKENREQUEST']._serialized_end=1964
-  _globals['_INTROSPECTTOKENRESPONSE']._serialized_start=1966
-  _globals['_INTROSPECTTOKENRESPONSE']._serialized_end=2066
-  _globals['_SIGNINGKEY']._serialized_start=2068
-  _globals['_SIGNINGKEY']._serialized_end=2116
-  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_start=2118
-  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_end=2142
-  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_start=2144
-  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_end=2261
-  _globals['_REFRESHTOKENREQUEST']._serialized_start=2263
-  _globals['_REFRESHTOKENREQUEST']._serialized_end=2301
-  _globals['_REFRESHTOKENRESPONSE']._serialized_start=2303
-  _globals['_REFRESHTOKENRESPONSE']._serialized_end=2389
-  _globals['_PROJECTSERVICE']._serialized_start=2549
-  _globals['_PROJECTSERVICE']._serialized_end=3696
+  _globals['_DELETEPROJECTREQUEST']._serialized_start=1131
+  _globals['_DELETEPROJECTREQUEST']._serialized_end=1191
+  _globals['_DELETEPROJECTRESPONSE']._serialized_start=1193
+  _globals['_DELETEPROJECTRESPONSE']._serialized_end=1216
+  _globals['_RESUMEAGENTREQUEST']._serialized_start=1218
+  _globals['_RESUMEAGENTREQUEST']._serialized_end=1270
+  _globals['_RESUMEAGENTRESPONSE']._serialized_start=1272
+  _globals['_RESUMEAGENTRESPONSE']._serialized_end=1313
+  _globals['_LISTPROJECTSREQUEST']._serialized_start=1315
+  _globals['_LISTPROJECTSREQUEST']._serialized_end=1375
+  _globals['_LISTPROJECTSRESPONSE']._serialized_start=1377
+  _globals['_LISTPROJECTSRESPONSE']._serialized_end=1468
+  _globals['_ISSUETOKENREQUEST']._serialized_start=1471
+  _globals['_ISSUETOKENREQUEST']._serialized_end=1628
+  _globals['_ISSUETOKENRESPONSE']._serialized_start=1630
+  _globals['_ISSUETOKENRESPONSE']._serialized_end=1725
+  _globals['_REVOKETOKENREQUEST']._serialized_start=1727
+  _globals['_REVOKETOKENREQUEST']._serialized_end=1765
+  _globals['_REVOKETOKENRESPONSE']._serialized_start=1767
+  _globals['_REVOKETOKENRESPONSE']._serialized_end=1788
+  _globals['_LISTTOKENSREQUEST']._serialized_start=1790
+  _globals['_LISTTOKENSREQUEST']._serialized_end=1865
+  _globals['_LISTTOKENSRESPONSE']._serialized_start=1867
+  _globals['_LISTTOKENSRESPONSE']._serialized_end=1956
+  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_start=1958
+  _globals['_LISTREVOKEDTOKENSREQUEST']._serialized_end=1984
+  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_start=1986
+  _globals['_LISTREVOKEDTOKENSRESPONSE']._serialized_end=2032
+  _globals['_INTROSPECTTOKENREQUEST']._serialized_start=2034
+  _globals['_INTROSPECTTOKENREQUEST']._serialized_end=2073
+  _globals['_INTROSPECTTOKENRESPONSE']._serialized_start=2075
+  _globals['_INTROSPECTTOKENRESPONSE']._serialized_end=2175
+  _globals['_SIGNINGKEY']._serialized_start=2177
+  _globals['_SIGNINGKEY']._serialized_end=2225
+  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_start=2227
+  _globals['_LISTSIGNINGKEYSREQUEST']._serialized_end=2251
+  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_start=2253
+  _globals['_LISTSIGNINGKEYSRESPONSE']._serialized_end=2370
+  _globals['_REFRESHTOKENREQUEST']._serialized_start=2372
+  _globals['_REFRESHTOKENREQUEST']._serialized_end=2410
+  _globals['_REFRESHTOKENRESPONSE']._serialized_start=2412
+  _globals['_REFRESHTOKENRESPONSE']._serialized_end=2498
+  _globals['_PROJECTSERVICE']._serialized_start=2702
+  _globals['_PROJECTSERVICE']._serialized_end=3945
 # @@protoc_insertion_point(module_scope)

@@ -18,12 +18,16 @@ class TokenRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOKEN_ROLE_RUNNER: _ClassVar[TokenRole]
     TOKEN_ROLE_CLIENT: _ClassVar[TokenRole]
     TOKEN_ROLE_READER: _ClassVar[TokenRole]
+    TOKEN_ROLE_ENGINE: _ClassVar[TokenRole]
+    TOKEN_ROLE_RANK: _ClassVar[TokenRole]
 TOKEN_ROLE_UNSPECIFIED: TokenRole
 TOKEN_ROLE_ADMIN: TokenRole
 TOKEN_ROLE_SERVICE: TokenRole
 TOKEN_ROLE_RUNNER: TokenRole
 TOKEN_ROLE_CLIENT: TokenRole
 TOKEN_ROLE_READER: TokenRole
+TOKEN_ROLE_ENGINE: TokenRole
+TOKEN_ROLE_RANK: TokenRole
 
 class Project(_message.Message):
     __slots__ = ("name", "weight", "max_running", "retention", "etag", "max_queued", "rules", "create_time", "model_limits")
@@ -103,6 +107,18 @@ class UpdateProjectResponse(_message.Message):
     project: Project
     def __init__(self, project: _Optional[_Union[Project, _Mapping]] = ...) -> None: ...
 
+class DeleteProjectRequest(_message.Message):
+    __slots__ = ("name", "cancel_running")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cancel_running: bool
+    def __init__(self, name: _Optional[str] = ..., cancel_running: bool = ...) -> None: ...
+
+class DeleteProjectResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ResumeAgentRequest(_message.Message):
     __slots__ = ("project", "agent")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
@@ -134,16 +150,18 @@ class ListProjectsResponse(_message.Message):
     def __init__(self, projects: _Optional[_Iterable[_Union[Project, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class IssueTokenRequest(_message.Message):
-    __slots__ = ("project", "role", "ttl", "subject")
+    __slots__ = ("project", "role", "ttl", "subject", "training_run")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     project: str
     role: TokenRole
     ttl: _duration_pb2.Duration
     subject: str
-    def __init__(self, project: _Optional[str] = ..., role: _Optional[_Union[TokenRole, str]] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., subject: _Optional[str] = ...) -> None: ...
+    training_run: str
+    def __init__(self, project: _Optional[str] = ..., role: _Optional[_Union[TokenRole, str]] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., subject: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class IssueTokenResponse(_message.Message):
     __slots__ = ("token", "token_id", "info")

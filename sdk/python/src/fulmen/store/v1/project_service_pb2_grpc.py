@@ -55,6 +55,11 @@ class ProjectServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.FromString,
                 _registered_method=True)
+        self.DeleteProject = channel.unary_unary(
+                '/fulmen.store.v1.ProjectService/DeleteProject',
+                request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectResponse.FromString,
+                _registered_method=True)
         self.ResumeAgent = channel.unary_unary(
                 '/fulmen.store.v1.ProjectService/ResumeAgent',
                 request_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.ResumeAgentRequest.SerializeToString,
@@ -139,6 +144,19 @@ class ProjectServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteProject(self, request, context):
+        """Deletes a project for good, with its rollouts, spans, resources, recorded calls, secrets, usage and leases of training
+        runs. It is at once as if it did not exist, at all replicas within one second, and its tokens are revoked. The store
+        removes its data in the background, in batches. What other services have, such as routes and checkpoints, stays, so its
+        name is never given to another project. Requires an admin token for all projects. Idempotent.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the default project; `NOT_FOUND` (`PROJECT_NOT_FOUND`);
+        `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a rollout of it runs, unless `cancel_running` is set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResumeAgent(self, request, context):
         """Resumes a paused agent version (`GetQueueStatsResponse.paused_agents`): its rollouts are leased again within one
         second, and its lost runners are forgotten. Idempotent.
@@ -159,7 +177,7 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def IssueToken(self, request, context):
-        """Issues a token. The token is returned once and not stored; only its id is.
+        """Issues a token. The token is returned once and not stored; only its id is. A service issues those of engines alone.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
@@ -237,6 +255,11 @@ def add_ProjectServiceServicer_to_server(servicer, server):
                     servicer.UpdateProject,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.SerializeToString,
+            ),
+            'DeleteProject': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteProject,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectResponse.SerializeToString,
             ),
             'ResumeAgent': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeAgent,
@@ -371,6 +394,33 @@ class ProjectService(object):
             '/fulmen.store.v1.ProjectService/UpdateProject',
             fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_project__service__pb2.UpdateProjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteProject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ProjectService/DeleteProject',
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_project__service__pb2.DeleteProjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

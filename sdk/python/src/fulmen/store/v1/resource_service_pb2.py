@@ -26,7 +26,7 @@ from fulmen.store.v1 import resource_pb2 as fulmen_dot_store_dot_v1_dot_resource
 from fulmen.store.v1 import run_lease_service_pb2 as fulmen_dot_store_dot_v1_dot_run__lease__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fulmen/store/v1/resource_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1e\x66ulmen/store/v1/resource.proto\x1a\'fulmen/store/v1/run_lease_service.proto\"\xb7\x02\n\x17PublishResourcesRequest\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x66\n\x18\x65xpected_latest_versions\x18\x03 \x03(\x0b\x32\x44.fulmen.store.v1.PublishResourcesRequest.ExpectedLatestVersionsEntry\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\x1a=\n\x1b\x45xpectedLatestVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"O\n\x18PublishResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\"5\n\x13GetResourcesRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\"K\n\x14GetResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\"s\n\x1bListResourceVersionsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x9d\x01\n\x1cListResourceVersionsResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12/\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\"E\n\x14\x44iffResourcesRequest\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\"\xb1\x01\n\x15\x44iffResourcesResponse\x12\x14\n\x0cunified_diff\x18\x01 \x01(\t\x12.\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x30\n\x06target\x18\x03 \x01(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\r\n\x05\x65qual\x18\x04 \x01(\x08\x12\x11\n\ttruncated\x18\x05 \x01(\x08\"}\n\x0fSetAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12,\n\trun_fence\x18\x05 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"A\n\x10SetAliasResponse\x12-\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\"Z\n\x15WatchResourcesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05kinds\x18\x02 \x03(\t\x12\x11\n\tid_prefix\x18\x03 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\"\xa9\x01\n\x16WatchResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12/\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t2\xe2\x04\n\x0fResourceService\x12g\n\x10PublishResources\x12(.fulmen.store.v1.PublishResourcesRequest\x1a).fulmen.store.v1.PublishResourcesResponse\x12[\n\x0cGetResources\x12$.fulmen.store.v1.GetResourcesRequest\x1a%.fulmen.store.v1.GetResourcesResponse\x12s\n\x14ListResourceVersions\x12,.fulmen.store.v1.ListResourceVersionsRequest\x1a-.fulmen.store.v1.ListResourceVersionsResponse\x12^\n\rDiffResources\x12%.fulmen.store.v1.DiffResourcesRequest\x1a&.fulmen.store.v1.DiffResourcesResponse\x12O\n\x08SetAlias\x12 .fulmen.store.v1.SetAliasRequest\x1a!.fulmen.store.v1.SetAliasResponse\x12\x63\n\x0eWatchResources\x12&.fulmen.store.v1.WatchResourcesRequest\x1a\'.fulmen.store.v1.WatchResourcesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fulmen/store/v1/resource_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1e\x66ulmen/store/v1/resource.proto\x1a\'fulmen/store/v1/run_lease_service.proto\"\xb7\x02\n\x17PublishResourcesRequest\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x66\n\x18\x65xpected_latest_versions\x18\x03 \x03(\x0b\x32\x44.fulmen.store.v1.PublishResourcesRequest.ExpectedLatestVersionsEntry\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\x1a=\n\x1b\x45xpectedLatestVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"O\n\x18PublishResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\"5\n\x13GetResourcesRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\"K\n\x14GetResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\"I\n\x12ReadContentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"&\n\x13ReadContentResponse\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\"s\n\x1bListResourceVersionsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\"\x9d\x01\n\x1cListResourceVersionsResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12/\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\"E\n\x14\x44iffResourcesRequest\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\"\xb1\x01\n\x15\x44iffResourcesResponse\x12\x14\n\x0cunified_diff\x18\x01 \x01(\t\x12.\n\x04\x62\x61se\x18\x02 \x01(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\x30\n\x06target\x18\x03 \x01(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12\r\n\x05\x65qual\x18\x04 \x01(\x08\x12\x11\n\ttruncated\x18\x05 \x01(\x08\"}\n\x0fSetAliasRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12,\n\trun_fence\x18\x05 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"A\n\x10SetAliasResponse\x12-\n\x05\x61lias\x18\x01 \x01(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\"Z\n\x15WatchResourcesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05kinds\x18\x02 \x03(\t\x12\x11\n\tid_prefix\x18\x03 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t\"\xa9\x01\n\x16WatchResourcesResponse\x12\x33\n\tresources\x18\x01 \x03(\x0b\x32 .fulmen.store.v1.ResourceVersion\x12/\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.ResourceAlias\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x04 \x01(\t2\xbc\x05\n\x0fResourceService\x12g\n\x10PublishResources\x12(.fulmen.store.v1.PublishResourcesRequest\x1a).fulmen.store.v1.PublishResourcesResponse\x12[\n\x0cGetResources\x12$.fulmen.store.v1.GetResourcesRequest\x1a%.fulmen.store.v1.GetResourcesResponse\x12X\n\x0bReadContent\x12#.fulmen.store.v1.ReadContentRequest\x1a$.fulmen.store.v1.ReadContentResponse\x12s\n\x14ListResourceVersions\x12,.fulmen.store.v1.ListResourceVersionsRequest\x1a-.fulmen.store.v1.ListResourceVersionsResponse\x12^\n\rDiffResources\x12%.fulmen.store.v1.DiffResourcesRequest\x1a&.fulmen.store.v1.DiffResourcesResponse\x12O\n\x08SetAlias\x12 .fulmen.store.v1.SetAliasRequest\x1a!.fulmen.store.v1.SetAliasResponse\x12\x63\n\x0eWatchResources\x12&.fulmen.store.v1.WatchResourcesRequest\x1a\'.fulmen.store.v1.WatchResourcesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,22 +45,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRESOURCESREQUEST']._serialized_end=580
   _globals['_GETRESOURCESRESPONSE']._serialized_start=582
   _globals['_GETRESOURCESRESPONSE']._serialized_end=657
-  _globals['_LISTRESOURCEVERSIONSREQUEST']._serialized_start=659
-  _globals['_LISTRESOURCEVERSIONSREQUEST']._serialized_end=774
-  _globals['_LISTRESOURCEVERSIONSRESPONSE']._serialized_start=777
-  _globals['_LISTRESOURCEVERSIONSRESPONSE']._serialized_end=934
-  _globals['_DIFFRESOURCESREQUEST']._serialized_start=936
-  _globals['_DIFFRESOURCESREQUEST']._serialized_end=1005
-  _globals['_DIFFRESOURCESRESPONSE']._serialized_start=1008
-  _globals['_DIFFRESOURCESRESPONSE']._serialized_end=1185
-  _globals['_SETALIASREQUEST']._serialized_start=1187
-  _globals['_SETALIASREQUEST']._serialized_end=1312
-  _globals['_SETALIASRESPONSE']._serialized_start=1314
-  _globals['_SETALIASRESPONSE']._serialized_end=1379
-  _globals['_WATCHRESOURCESREQUEST']._serialized_start=1381
-  _globals['_WATCHRESOURCESREQUEST']._serialized_end=1471
-  _globals['_WATCHRESOURCESRESPONSE']._serialized_start=1474
-  _globals['_WATCHRESOURCESRESPONSE']._serialized_end=1643
-  _globals['_RESOURCESERVICE']._serialized_start=1646
-  _globals['_RESOURCESERVICE']._serialized_end=2256
+  _globals['_READCONTENTREQUEST']._serialized_start=659
+  _globals['_READCONTENTREQUEST']._serialized_end=732
+  _globals['_READCONTENTRESPONSE']._serialized_start=734
+  _globals['_READCONTENTRESPONSE']._serialized_end=772
+  _globals['_LISTRESOURCEVERSIONSREQUEST']._serialized_start=774
+  _globals['_LISTRESOURCEVERSIONSREQUEST']._serialized_end=889
+  _globals['_LISTRESOURCEVERSIONSRESPONSE']._serialized_start=892
+  _globals['_LISTRESOURCEVERSIONSRESPONSE']._serialized_end=1049
+  _globals['_DIFFRESOURCESREQUEST']._serialized_start=1051
+  _globals['_DIFFRESOURCESREQUEST']._serialized_end=1120
+  _globals['_DIFFRESOURCESRESPONSE']._serialized_start=1123
+  _globals['_DIFFRESOURCESRESPONSE']._serialized_end=1300
+  _globals['_SETALIASREQUEST']._serialized_start=1302
+  _globals['_SETALIASREQUEST']._serialized_end=1427
+  _globals['_SETALIASRESPONSE']._serialized_start=1429
+  _globals['_SETALIASRESPONSE']._serialized_end=1494
+  _globals['_WATCHRESOURCESREQUEST']._serialized_start=1496
+  _globals['_WATCHRESOURCESREQUEST']._serialized_end=1586
+  _globals['_WATCHRESOURCESRESPONSE']._serialized_start=1589
+  _globals['_WATCHRESOURCESRESPONSE']._serialized_end=1758
+  _globals['_RESOURCESERVICE']._serialized_start=1761
+  _globals['_RESOURCESERVICE']._serialized_end=2461
 # @@protoc_insertion_point(module_scope)

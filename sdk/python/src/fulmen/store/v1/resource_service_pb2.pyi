@@ -46,6 +46,22 @@ class GetResourcesResponse(_message.Message):
     resources: _containers.RepeatedCompositeFieldContainer[_resource_pb2.ResourceVersion]
     def __init__(self, resources: _Optional[_Iterable[_Union[_resource_pb2.ResourceVersion, _Mapping]]] = ...) -> None: ...
 
+class ReadContentRequest(_message.Message):
+    __slots__ = ("name", "project", "offset_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    project: str
+    offset_bytes: int
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
+
+class ReadContentResponse(_message.Message):
+    __slots__ = ("content",)
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
+
 class ListResourceVersionsRequest(_message.Message):
     __slots__ = ("parent", "project", "kind", "page_size", "page_token")
     PARENT_FIELD_NUMBER: _ClassVar[int]

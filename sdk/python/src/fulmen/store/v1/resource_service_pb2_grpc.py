@@ -48,6 +48,11 @@ class ResourceServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesResponse.FromString,
                 _registered_method=True)
+        self.ReadContent = channel.unary_unary(
+                '/fulmen.store.v1.ResourceService/ReadContent',
+                request_serializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentResponse.FromString,
+                _registered_method=True)
         self.ListResourceVersions = channel.unary_unary(
                 '/fulmen.store.v1.ResourceService/ListResourceVersions',
                 request_serializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.ListResourceVersionsRequest.SerializeToString,
@@ -88,9 +93,19 @@ class ResourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetResources(self, request, context):
-        """Returns versions with their content.
+        """Returns versions with their content. From the first content on that does not fit into a message of about 3 MiB,
+        contents are unset.
 
         Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`): at least one name is unknown; the error names the first one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadContent(self, request, context):
+        """Returns a part of the content of a version.
+
+        Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,7 +142,7 @@ class ResourceServiceServicer(object):
         message with `snapshot_complete`, then every new version and alias move. With the `cursor` of an earlier message of
         the same selection: every later version and alias move, at least once. The server closes the stream only while
         draining: reopen it with the last cursor. A message with only a cursor is a keep-alive, sent every 15 s. Messages
-        hold about 1 MiB unless a single version is larger; a slow reader gets messages less often, not larger ones.
+        hold about 1 MiB, and a larger content is unset; a slow reader gets messages less often, not larger ones.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
@@ -147,6 +162,11 @@ def add_ResourceServiceServicer_to_server(servicer, server):
                     servicer.GetResources,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesResponse.SerializeToString,
+            ),
+            'ReadContent': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadContent,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentResponse.SerializeToString,
             ),
             'ListResourceVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListResourceVersions,
@@ -227,6 +247,33 @@ class ResourceService(object):
             '/fulmen.store.v1.ResourceService/GetResources',
             fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_resource__service__pb2.GetResourcesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadContent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.ResourceService/ReadContent',
+            fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_resource__service__pb2.ReadContentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,6 @@
+from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
+from fulmen.store.v1 import rollout_selection_pb2 as _rollout_selection_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -50,6 +52,24 @@ class GetRolloutResponse(_message.Message):
     ROLLOUT_FIELD_NUMBER: _ClassVar[int]
     rollout: _rollout_pb2.Rollout
     def __init__(self, rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ...) -> None: ...
+
+class ListAttemptsRequest(_message.Message):
+    __slots__ = ("parent", "page_size", "page_token")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    page_size: int
+    page_token: str
+    def __init__(self, parent: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListAttemptsResponse(_message.Message):
+    __slots__ = ("attempts", "next_page_token")
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[_attempt_pb2.Attempt]
+    next_page_token: str
+    def __init__(self, attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
     __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter", "order_by")
@@ -140,14 +160,16 @@ class WatchRolloutsResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[FinishedGroup, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class FinishedGroup(_message.Message):
-    __slots__ = ("group_id", "rollouts", "cursor")
+    __slots__ = ("group_id", "rollouts", "cursor", "group_size")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
     cursor: str
-    def __init__(self, group_id: _Optional[str] = ..., rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+    group_size: int
+    def __init__(self, group_id: _Optional[str] = ..., rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., cursor: _Optional[str] = ..., group_size: _Optional[int] = ...) -> None: ...
 
 class GetQueueStatsRequest(_message.Message):
     __slots__ = ("project", "training_run")
@@ -158,7 +180,7 @@ class GetQueueStatsRequest(_message.Message):
     def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ...) -> None: ...
 
 class GetQueueStatsResponse(_message.Message):
-    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count", "priorities", "rules", "weight", "max_running", "max_queued", "task_types", "unmatched", "paused_agents")
+    __slots__ = ("queued_count", "running_count", "delayed_count", "oldest_queued_age", "runner_count", "open_credit_count", "priorities", "rules", "weight", "max_running", "max_queued", "task_types", "unmatched", "paused_agents", "pause_time", "pause_reason")
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     DELAYED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +195,8 @@ class GetQueueStatsResponse(_message.Message):
     TASK_TYPES_FIELD_NUMBER: _ClassVar[int]
     UNMATCHED_FIELD_NUMBER: _ClassVar[int]
     PAUSED_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_TIME_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_REASON_FIELD_NUMBER: _ClassVar[int]
     queued_count: int
     running_count: int
     delayed_count: int
@@ -187,7 +211,35 @@ class GetQueueStatsResponse(_message.Message):
     task_types: _containers.RepeatedCompositeFieldContainer[TaskTypeStats]
     unmatched: _containers.RepeatedCompositeFieldContainer[UnmatchedLabels]
     paused_agents: _containers.RepeatedCompositeFieldContainer[PausedAgent]
-    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[PriorityStats, _Mapping]]] = ..., rules: _Optional[_Union[QueueRules, _Mapping]] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., task_types: _Optional[_Iterable[_Union[TaskTypeStats, _Mapping]]] = ..., unmatched: _Optional[_Iterable[_Union[UnmatchedLabels, _Mapping]]] = ..., paused_agents: _Optional[_Iterable[_Union[PausedAgent, _Mapping]]] = ...) -> None: ...
+    pause_time: _timestamp_pb2.Timestamp
+    pause_reason: str
+    def __init__(self, queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., delayed_count: _Optional[int] = ..., oldest_queued_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., runner_count: _Optional[int] = ..., open_credit_count: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[PriorityStats, _Mapping]]] = ..., rules: _Optional[_Union[QueueRules, _Mapping]] = ..., weight: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., task_types: _Optional[_Iterable[_Union[TaskTypeStats, _Mapping]]] = ..., unmatched: _Optional[_Iterable[_Union[UnmatchedLabels, _Mapping]]] = ..., paused_agents: _Optional[_Iterable[_Union[PausedAgent, _Mapping]]] = ..., pause_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., pause_reason: _Optional[str] = ...) -> None: ...
+
+class PauseQueueRequest(_message.Message):
+    __slots__ = ("project", "reason")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    reason: str
+    def __init__(self, project: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PauseQueueResponse(_message.Message):
+    __slots__ = ("pause_time",)
+    PAUSE_TIME_FIELD_NUMBER: _ClassVar[int]
+    pause_time: _timestamp_pb2.Timestamp
+    def __init__(self, pause_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ResumeQueueRequest(_message.Message):
+    __slots__ = ("project",)
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    def __init__(self, project: _Optional[str] = ...) -> None: ...
+
+class ResumeQueueResponse(_message.Message):
+    __slots__ = ("was_paused",)
+    WAS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    was_paused: bool
+    def __init__(self, was_paused: bool = ...) -> None: ...
 
 class PausedAgent(_message.Message):
     __slots__ = ("agent", "pause_time", "rollouts")

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from fulmen.store.v1 import rollout_selection_pb2 as fulmen_dot_store_dot_v1_dot_rollout__selection__pb2
 from fulmen.store.v1 import rollout_service_pb2 as fulmen_dot_store_dot_v1_dot_rollout__service__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -53,10 +54,25 @@ class RolloutServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.FromString,
                 _registered_method=True)
+        self.ListAttempts = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/ListAttempts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsResponse.FromString,
+                _registered_method=True)
         self.ListRollouts = channel.unary_unary(
                 '/fulmen.store.v1.RolloutService/ListRollouts',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsResponse.FromString,
+                _registered_method=True)
+        self.CountRollouts = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/CountRollouts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.FromString,
+                _registered_method=True)
+        self.UpdateRollout = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/UpdateRollout',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutResponse.FromString,
                 _registered_method=True)
         self.CancelRollouts = channel.unary_unary(
                 '/fulmen.store.v1.RolloutService/CancelRollouts',
@@ -68,6 +84,11 @@ class RolloutServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.RetryRolloutsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.RetryRolloutsResponse.FromString,
                 _registered_method=True)
+        self.DeleteRollouts = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/DeleteRollouts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsResponse.FromString,
+                _registered_method=True)
         self.WatchRollouts = channel.unary_stream(
                 '/fulmen.store.v1.RolloutService/WatchRollouts',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsRequest.SerializeToString,
@@ -77,6 +98,16 @@ class RolloutServiceStub(object):
                 '/fulmen.store.v1.RolloutService/GetQueueStats',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsResponse.FromString,
+                _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/PauseQueue',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/ResumeQueue',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueResponse.FromString,
                 _registered_method=True)
 
 
@@ -120,9 +151,18 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRollout(self, request, context):
-        """Returns a rollout with its attempts.
+        """Returns a rollout with its latest attempts.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAttempts(self, request, context):
+        """Lists the ended attempts of a rollout, oldest first.
+
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,6 +172,29 @@ class RolloutServiceServicer(object):
         """Lists rollouts without their attempts, newest first or in the order of `order_by`.
 
         Errors: `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CountRollouts(self, request, context):
+        """Counts rollouts, in all and by state and failure kind, in bounded time.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateRollout(self, request, context):
+        """Changes the priority or the deadline of a rollout that is not final. Idempotent.
+
+        A priority takes effect within one second, for the present attempt of a running rollout not at all: it counts if the
+        rollout waits again. A deadline that is earlier ends a running attempt; a later one counts for later attempts, since
+        the present one keeps the timeout that its runner was given.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION`
+        (`ROLLOUT_STATE_INVALID`): the rollout is final.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,13 +221,30 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRollouts(self, request, context):
+        """Deletes rollouts that have ended, with their attempts and spans, for good: those that are named, all or none; or those
+        that `filter` selects, 500 at a time. The usage of their model calls is kept.
+
+        A rollout is kept while another member of its group is not final, and while its training run is under way. A group of
+        which a member was deleted is no longer delivered by `WatchRollouts`: do not delete rollouts of a paused training run
+        that will be resumed.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`); `NOT_FOUND` (`ROLLOUT_NOT_FOUND`): at least one
+        name is unknown; `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a named rollout has to be kept; `UNAVAILABLE`
+        (`BLOB_STORAGE_UNAVAILABLE`): the rollouts are deleted, but some payloads of their spans are left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRollouts(self, request, context):
         """Streams finished groups after a cursor, in a stable order, each exactly once per chain of cursors.
 
         The server closes the stream only while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last processed
-        `cursor`. A group is sent as a whole when its last member reaches a final state, whatever the states are. Messages
-        hold at most 256 groups and about 1 MiB. An empty message with a cursor is a keep-alive, sent every 15 s. It has no
-        cursor as long as the training run has no rollouts.
+        `cursor`. A group is sent when its last member reaches a final state, whatever the states are. Messages hold at most
+        256 groups, and about 1 MiB or one rollout. A group of more than 1 MiB is sent in parts, in consecutive messages: only
+        its last part has a `cursor`. An empty message with a cursor is a keep-alive, sent every 15 s. It has no cursor as
+        long as the training run has no rollouts.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
@@ -174,6 +254,26 @@ class RolloutServiceServicer(object):
 
     def GetQueueStats(self, request, context):
         """Returns statistics of the queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """Pauses the queue of a project: none of its rollouts is leased, from one second later at all replicas. Running
+        attempts go on, rollouts are created, and deadlines pass as always. Idempotent: pausing a paused queue changes its
+        reason only.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Resumes the queue of a project within one second. Idempotent.
+
+        Errors: `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -197,10 +297,25 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetRolloutResponse.SerializeToString,
             ),
+            'ListAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAttempts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsResponse.SerializeToString,
+            ),
             'ListRollouts': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRollouts,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsResponse.SerializeToString,
+            ),
+            'CountRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountRollouts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.SerializeToString,
+            ),
+            'UpdateRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateRollout,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutResponse.SerializeToString,
             ),
             'CancelRollouts': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelRollouts,
@@ -212,6 +327,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.RetryRolloutsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.RetryRolloutsResponse.SerializeToString,
             ),
+            'DeleteRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRollouts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsResponse.SerializeToString,
+            ),
             'WatchRollouts': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRollouts,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsRequest.FromString,
@@ -221,6 +341,16 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.GetQueueStats,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsResponse.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +449,33 @@ class RolloutService(object):
             _registered_method=True)
 
     @staticmethod
+    def ListAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/ListAttempts',
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListAttemptsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRollouts(request,
             target,
             options=(),
@@ -335,6 +492,60 @@ class RolloutService(object):
             '/fulmen.store.v1.RolloutService/ListRollouts',
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ListRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/CountRollouts',
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/UpdateRollout',
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.UpdateRolloutResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -400,6 +611,33 @@ class RolloutService(object):
             _registered_method=True)
 
     @staticmethod
+    def DeleteRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/DeleteRollouts',
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.DeleteRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def WatchRollouts(request,
             target,
             options=(),
@@ -443,6 +681,60 @@ class RolloutService(object):
             '/fulmen.store.v1.RolloutService/GetQueueStats',
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/PauseQueue',
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.PauseQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/ResumeQueue',
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__service__pb2.ResumeQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

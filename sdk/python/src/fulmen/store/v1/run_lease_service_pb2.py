@@ -26,15 +26,15 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/store/v1/run_lease_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"/\n\x08RunFence\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\xa5\x02\n\x08RunLease\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.fulmen.store.v1.RunLeaseState\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x15\n\rowner_address\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x0c\n\x04held\x18\x07 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06record\x18\t \x01(\x0c\x12/\n\x0bupdate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07storage\x18\x0b \x01(\t\"\xa3\x01\n\x15\x43reateRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06record\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0f\n\x07storage\x18\x05 \x01(\t\x12/\n\x0bnext_stages\x18\x06 \x03(\x0b\x32\x1a.fulmen.store.v1.NextStage\"A\n\tNextStage\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"B\n\x16\x43reateRunLeaseResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.fulmen.store.v1.RunLease\"\xa2\x01\n\x16\x41\x63quireRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x15\n\rowner_address\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x61\x66ter_epoch\x18\x05 \x01(\x03\x12\x0f\n\x07storage\x18\x06 \x01(\t\"C\n\x17\x41\x63quireRunLeaseResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.fulmen.store.v1.RunLease\"\x94\x01\n\x15RenewRunLeasesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.fulmen.store.v1.RenewedLease\"C\n\x0cRenewedLease\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"4\n\x16RenewRunLeasesResponse\x12\x1a\n\x12lost_training_runs\x18\x01 \x03(\t\"|\n\x16ReleaseRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.fulmen.store.v1.RunLeaseState\x12\x0e\n\x06record\x18\x04 \x01(\x0c\"\x19\n\x17ReleaseRunLeaseResponse\"\xce\x01\n\x14ListRunLeasesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x35\n\x11update_after_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0bunowned_for\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fwithout_records\x18\x04 \x01(\x08\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"\x8b\x01\n\x15ListRunLeasesResponse\x12)\n\x06leases\x18\x01 \x03(\x0b\x32\x19.fulmen.store.v1.RunLease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x84\x01\n\rRunLeaseState\x12\x1f\n\x1bRUN_LEASE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14RUN_LEASE_STATE_IDLE\x10\x01\x12\x1b\n\x17RUN_LEASE_STATE_WAITING\x10\x02\x12\x1b\n\x17RUN_LEASE_STATE_RUNNING\x10\x03\x32\x83\x04\n\x0fRunLeaseService\x12\x61\n\x0e\x43reateRunLease\x12&.fulmen.store.v1.CreateRunLeaseRequest\x1a\'.fulmen.store.v1.CreateRunLeaseResponse\x12\x64\n\x0f\x41\x63quireRunLease\x12\'.fulmen.store.v1.AcquireRunLeaseRequest\x1a(.fulmen.store.v1.AcquireRunLeaseResponse\x12\x61\n\x0eRenewRunLeases\x12&.fulmen.store.v1.RenewRunLeasesRequest\x1a\'.fulmen.store.v1.RenewRunLeasesResponse\x12\x64\n\x0fReleaseRunLease\x12\'.fulmen.store.v1.ReleaseRunLeaseRequest\x1a(.fulmen.store.v1.ReleaseRunLeaseResponse\x12^\n\rListRunLeases\x12%.fulmen.store.v1.ListRunLeasesRequest\x1a&.fulmen.store.v1.ListRunLeasesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/store/v1/run_lease_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"/\n\x08RunFence\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\xa5\x02\n\x08RunLease\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.fulmen.store.v1.RunLeaseState\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x15\n\rowner_address\x18\x05 \x01(\t\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x0c\n\x04held\x18\x07 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06record\x18\t \x01(\x0c\x12/\n\x0bupdate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07storage\x18\x0b \x01(\t\"\xa3\x01\n\x15\x43reateRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06record\x18\x03 \x01(\x0c\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0f\n\x07storage\x18\x05 \x01(\t\x12/\n\x0bnext_stages\x18\x06 \x03(\x0b\x32\x1a.fulmen.store.v1.NextStage\"A\n\tNextStage\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"B\n\x16\x43reateRunLeaseResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.fulmen.store.v1.RunLease\"\xb6\x01\n\x16\x41\x63quireRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x15\n\rowner_address\x18\x03 \x01(\t\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x61\x66ter_epoch\x18\x05 \x01(\x03\x12\x0f\n\x07storage\x18\x06 \x01(\t\x12\x12\n\nfor_change\x18\x07 \x01(\x08\"C\n\x17\x41\x63quireRunLeaseResponse\x12(\n\x05lease\x18\x01 \x01(\x0b\x32\x19.fulmen.store.v1.RunLease\"\x94\x01\n\x15RenewRunLeasesRequest\x12\r\n\x05owner\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t\x12&\n\x03ttl\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\x06leases\x18\x04 \x03(\x0b\x32\x1d.fulmen.store.v1.RenewedLease\"C\n\x0cRenewedLease\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06record\x18\x03 \x01(\x0c\"4\n\x16RenewRunLeasesResponse\x12\x1a\n\x12lost_training_runs\x18\x01 \x03(\t\"|\n\x16ReleaseRunLeaseRequest\x12\x14\n\x0ctraining_run\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12-\n\x05state\x18\x03 \x01(\x0e\x32\x1e.fulmen.store.v1.RunLeaseState\x12\x0e\n\x06record\x18\x04 \x01(\x0c\"\x19\n\x17ReleaseRunLeaseResponse\"\xce\x01\n\x14ListRunLeasesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x35\n\x11update_after_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0bunowned_for\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\x0fwithout_records\x18\x04 \x01(\x08\x12\x11\n\tpage_size\x18\x05 \x01(\x05\x12\x12\n\npage_token\x18\x06 \x01(\t\"\x8b\x01\n\x15ListRunLeasesResponse\x12)\n\x06leases\x18\x01 \x03(\x0b\x32\x19.fulmen.store.v1.RunLease\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\x84\x01\n\rRunLeaseState\x12\x1f\n\x1bRUN_LEASE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14RUN_LEASE_STATE_IDLE\x10\x01\x12\x1b\n\x17RUN_LEASE_STATE_WAITING\x10\x02\x12\x1b\n\x17RUN_LEASE_STATE_RUNNING\x10\x03\x32\x83\x04\n\x0fRunLeaseService\x12\x61\n\x0e\x43reateRunLease\x12&.fulmen.store.v1.CreateRunLeaseRequest\x1a\'.fulmen.store.v1.CreateRunLeaseResponse\x12\x64\n\x0f\x41\x63quireRunLease\x12\'.fulmen.store.v1.AcquireRunLeaseRequest\x1a(.fulmen.store.v1.AcquireRunLeaseResponse\x12\x61\n\x0eRenewRunLeases\x12&.fulmen.store.v1.RenewRunLeasesRequest\x1a\'.fulmen.store.v1.RenewRunLeasesResponse\x12\x64\n\x0fReleaseRunLease\x12\'.fulmen.store.v1.ReleaseRunLeaseRequest\x1a(.fulmen.store.v1.ReleaseRunLeaseResponse\x12^\n\rListRunLeases\x12%.fulmen.store.v1.ListRunLeasesRequest\x1a&.fulmen.store.v1.ListRunLeasesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.run_lease_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RUNLEASESTATE']._serialized_start=1784
-  _globals['_RUNLEASESTATE']._serialized_end=1916
+  _globals['_RUNLEASESTATE']._serialized_start=1804
+  _globals['_RUNLEASESTATE']._serialized_end=1936
   _globals['_RUNFENCE']._serialized_start=125
   _globals['_RUNFENCE']._serialized_end=172
   _globals['_RUNLEASE']._serialized_start=175
@@ -46,23 +46,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATERUNLEASERESPONSE']._serialized_start=703
   _globals['_CREATERUNLEASERESPONSE']._serialized_end=769
   _globals['_ACQUIRERUNLEASEREQUEST']._serialized_start=772
-  _globals['_ACQUIRERUNLEASEREQUEST']._serialized_end=934
-  _globals['_ACQUIRERUNLEASERESPONSE']._serialized_start=936
-  _globals['_ACQUIRERUNLEASERESPONSE']._serialized_end=1003
-  _globals['_RENEWRUNLEASESREQUEST']._serialized_start=1006
-  _globals['_RENEWRUNLEASESREQUEST']._serialized_end=1154
-  _globals['_RENEWEDLEASE']._serialized_start=1156
-  _globals['_RENEWEDLEASE']._serialized_end=1223
-  _globals['_RENEWRUNLEASESRESPONSE']._serialized_start=1225
-  _globals['_RENEWRUNLEASESRESPONSE']._serialized_end=1277
-  _globals['_RELEASERUNLEASEREQUEST']._serialized_start=1279
-  _globals['_RELEASERUNLEASEREQUEST']._serialized_end=1403
-  _globals['_RELEASERUNLEASERESPONSE']._serialized_start=1405
-  _globals['_RELEASERUNLEASERESPONSE']._serialized_end=1430
-  _globals['_LISTRUNLEASESREQUEST']._serialized_start=1433
-  _globals['_LISTRUNLEASESREQUEST']._serialized_end=1639
-  _globals['_LISTRUNLEASESRESPONSE']._serialized_start=1642
-  _globals['_LISTRUNLEASESRESPONSE']._serialized_end=1781
-  _globals['_RUNLEASESERVICE']._serialized_start=1919
-  _globals['_RUNLEASESERVICE']._serialized_end=2434
+  _globals['_ACQUIRERUNLEASEREQUEST']._serialized_end=954
+  _globals['_ACQUIRERUNLEASERESPONSE']._serialized_start=956
+  _globals['_ACQUIRERUNLEASERESPONSE']._serialized_end=1023
+  _globals['_RENEWRUNLEASESREQUEST']._serialized_start=1026
+  _globals['_RENEWRUNLEASESREQUEST']._serialized_end=1174
+  _globals['_RENEWEDLEASE']._serialized_start=1176
+  _globals['_RENEWEDLEASE']._serialized_end=1243
+  _globals['_RENEWRUNLEASESRESPONSE']._serialized_start=1245
+  _globals['_RENEWRUNLEASESRESPONSE']._serialized_end=1297
+  _globals['_RELEASERUNLEASEREQUEST']._serialized_start=1299
+  _globals['_RELEASERUNLEASEREQUEST']._serialized_end=1423
+  _globals['_RELEASERUNLEASERESPONSE']._serialized_start=1425
+  _globals['_RELEASERUNLEASERESPONSE']._serialized_end=1450
+  _globals['_LISTRUNLEASESREQUEST']._serialized_start=1453
+  _globals['_LISTRUNLEASESREQUEST']._serialized_end=1659
+  _globals['_LISTRUNLEASESRESPONSE']._serialized_start=1662
+  _globals['_LISTRUNLEASESRESPONSE']._serialized_end=1801
+  _globals['_RUNLEASESERVICE']._serialized_start=1939
+  _globals['_RUNLEASESERVICE']._serialized_end=2454
 # @@protoc_insertion_point(module_scope)

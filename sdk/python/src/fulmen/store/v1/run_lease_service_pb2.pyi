@@ -86,20 +86,22 @@ class CreateRunLeaseResponse(_message.Message):
     def __init__(self, lease: _Optional[_Union[RunLease, _Mapping]] = ...) -> None: ...
 
 class AcquireRunLeaseRequest(_message.Message):
-    __slots__ = ("training_run", "owner", "owner_address", "ttl", "after_epoch", "storage")
+    __slots__ = ("training_run", "owner", "owner_address", "ttl", "after_epoch", "storage", "for_change")
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     OWNER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TTL_FIELD_NUMBER: _ClassVar[int]
     AFTER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORAGE_FIELD_NUMBER: _ClassVar[int]
+    FOR_CHANGE_FIELD_NUMBER: _ClassVar[int]
     training_run: str
     owner: str
     owner_address: str
     ttl: _duration_pb2.Duration
     after_epoch: int
     storage: str
-    def __init__(self, training_run: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ..., storage: _Optional[str] = ...) -> None: ...
+    for_change: bool
+    def __init__(self, training_run: _Optional[str] = ..., owner: _Optional[str] = ..., owner_address: _Optional[str] = ..., ttl: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after_epoch: _Optional[int] = ..., storage: _Optional[str] = ..., for_change: bool = ...) -> None: ...
 
 class AcquireRunLeaseResponse(_message.Message):
     __slots__ = ("lease",)

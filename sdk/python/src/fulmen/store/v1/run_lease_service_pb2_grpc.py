@@ -91,9 +91,8 @@ class RunLeaseServiceServicer(object):
         from before a restart. Not idempotent: every success has a new epoch.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ABORTED` (`RUN_LEASE_HELD`): another owner holds the lease, or that
-        of another run of the same policy, or the run lies in another storage; `metadata.training_run`,
-        `metadata.owner_address`. `NOT_FOUND`
-        (`TRAINING_RUN_NOT_FOUND`): the run is not recorded.
+        of another run of the same policy (not if the run is only to be changed), or the run lies in another storage;
+        `metadata.training_run`, `metadata.owner_address`. `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): the run is not recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -83,7 +83,9 @@ class SpanServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSpans(self, request, context):
-        """Lists the spans of rollouts, rollout by rollout, ordered by start time, without duplicates.
+        """Lists the spans of rollouts, rollout by rollout, ordered by start time, without duplicates. A page is cut at about 3
+        MiB. A single span of more than 3 MiB comes without attributes, events, links and model call; `StreamSpans` has it
+        whole without a filter.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
@@ -93,8 +95,8 @@ class SpanServiceServicer(object):
 
     def StreamSpans(self, request, context):
         """Streams the chunks of many rollouts as they were written, for trainers. The server closes the stream at the end.
-        Chunks of a rollout are consecutive, ordered by chunk id. Messages hold about 1 MiB. With a `filter`, the store
-        unpacks the chunks and repacks the matching spans; without one it sends them unchanged.
+        Chunks of a rollout are consecutive, ordered by chunk id. Messages hold about 1 MiB, or one chunk. With a `filter`,
+        the store unpacks the chunks and repacks the matching spans; without one it sends them unchanged.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`). Unknown rollouts yield no chunks.
         """

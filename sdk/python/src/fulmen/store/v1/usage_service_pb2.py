@@ -26,35 +26,37 @@ from fulmen.store.v1 import model_limits_pb2 as fulmen_dot_store_dot_v1_dot_mode
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/usage_service.proto\x12\x0f\x66ulmen.store.v1\x1a\"fulmen/store/v1/model_limits.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa2\x01\n\x05Usage\x12\x15\n\rrequest_count\x18\x01 \x01(\x03\x12\x15\n\rfailure_count\x18\x02 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x03\x12\x1e\n\x16\x63ompletion_token_count\x18\x05 \x01(\x03\x12\x13\n\x0b\x63ost_micros\x18\x06 \x01(\x03\"u\n\nUsageDelta\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12%\n\x05usage\x18\x05 \x01(\x0b\x32\x16.fulmen.store.v1.Usage\"\xa5\x01\n\x0bLimitWindow\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x16\n\x0erequest_counts\x18\x04 \x03(\x03\x12\x14\n\x0ctoken_counts\x18\x05 \x03(\x03\x12\x17\n\x0fin_flight_count\x18\x06 \x01(\x03\x12\x1c\n\x14reserved_token_count\x18\x07 \x01(\x03\"\xa2\x01\n\x10SyncUsageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12*\n\x05usage\x18\x03 \x03(\x0b\x32\x1b.fulmen.store.v1.UsageDelta\x12-\n\x07windows\x18\x04 \x03(\x0b\x32\x1c.fulmen.store.v1.LimitWindow\x12\x0c\n\x04slot\x18\x05 \x01(\x03\"\xf0\x01\n\x11SyncUsageResponse\x12.\n\nstore_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x06limits\x18\x02 \x03(\x0b\x32#.fulmen.store.v1.ProjectModelLimits\x12,\n\x06others\x18\x03 \x03(\x0b\x32\x1c.fulmen.store.v1.LimitWindow\x12\x30\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptTokens\x12\x16\n\x0erejected_count\x18\x05 \x01(\x05\"S\n\x12ProjectModelLimits\x12\x0f\n\x07project\x18\x01 \x01(\t\x12,\n\x06limits\x18\x02 \x01(\x0b\x32\x1c.fulmen.store.v1.ModelLimits\"5\n\rAttemptTokens\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x03\"\x80\x02\n\x0fGetUsageRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07rollout\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x08group_by\x18\x06 \x01(\x0e\x32\x1e.fulmen.store.v1.UsageGrouping\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"X\n\x10GetUsageResponse\x12+\n\x06groups\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.UsageGroup\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"A\n\nUsageGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.fulmen.store.v1.Usage*\xbe\x01\n\rUsageGrouping\x12\x1e\n\x1aUSAGE_GROUPING_UNSPECIFIED\x10\x00\x12\x18\n\x14USAGE_GROUPING_MODEL\x10\x01\x12\x1a\n\x16USAGE_GROUPING_BACKEND\x10\x02\x12\x1f\n\x1bUSAGE_GROUPING_TRAINING_RUN\x10\x03\x12\x1a\n\x16USAGE_GROUPING_ROLLOUT\x10\x04\x12\x1a\n\x16USAGE_GROUPING_ATTEMPT\x10\x05\x32\xb3\x01\n\x0cUsageService\x12R\n\tSyncUsage\x12!.fulmen.store.v1.SyncUsageRequest\x1a\".fulmen.store.v1.SyncUsageResponse\x12O\n\x08GetUsage\x12 .fulmen.store.v1.GetUsageRequest\x1a!.fulmen.store.v1.GetUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/usage_service.proto\x12\x0f\x66ulmen.store.v1\x1a\"fulmen/store/v1/model_limits.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa2\x01\n\x05Usage\x12\x15\n\rrequest_count\x18\x01 \x01(\x03\x12\x15\n\rfailure_count\x18\x02 \x01(\x03\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x03\x12\x1a\n\x12\x63\x61\x63hed_token_count\x18\x04 \x01(\x03\x12\x1e\n\x16\x63ompletion_token_count\x18\x05 \x01(\x03\x12\x13\n\x0b\x63ost_micros\x18\x06 \x01(\x03\"u\n\nUsageDelta\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x04 \x01(\t\x12%\n\x05usage\x18\x05 \x01(\x0b\x32\x16.fulmen.store.v1.Usage\"r\n\nSpendDelta\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0f\n\x07subject\x18\x02 \x01(\t\x12-\n\x06period\x18\x03 \x01(\x0e\x32\x1d.fulmen.store.v1.BudgetPeriod\x12\x13\n\x0b\x63ost_micros\x18\x04 \x01(\x03\"\xa5\x01\n\x0bLimitWindow\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\t\x12\x16\n\x0erequest_counts\x18\x04 \x03(\x03\x12\x14\n\x0ctoken_counts\x18\x05 \x03(\x03\x12\x17\n\x0fin_flight_count\x18\x06 \x01(\x03\x12\x1c\n\x14reserved_token_count\x18\x07 \x01(\x03\"\xce\x01\n\x10SyncUsageRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12*\n\x05usage\x18\x03 \x03(\x0b\x32\x1b.fulmen.store.v1.UsageDelta\x12-\n\x07windows\x18\x04 \x03(\x0b\x32\x1c.fulmen.store.v1.LimitWindow\x12\x0c\n\x04slot\x18\x05 \x01(\x03\x12*\n\x05spend\x18\x06 \x03(\x0b\x32\x1b.fulmen.store.v1.SpendDelta\"\xf0\x01\n\x11SyncUsageResponse\x12.\n\nstore_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x06limits\x18\x02 \x03(\x0b\x32#.fulmen.store.v1.ProjectModelLimits\x12,\n\x06others\x18\x03 \x03(\x0b\x32\x1c.fulmen.store.v1.LimitWindow\x12\x30\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\x1e.fulmen.store.v1.AttemptTokens\x12\x16\n\x0erejected_count\x18\x05 \x01(\x05\"S\n\x12ProjectModelLimits\x12\x0f\n\x07project\x18\x01 \x01(\t\x12,\n\x06limits\x18\x02 \x01(\x0b\x32\x1c.fulmen.store.v1.ModelLimits\"5\n\rAttemptTokens\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x13\n\x0btoken_count\x18\x02 \x01(\x03\"\x80\x02\n\x0fGetUsageRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07rollout\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x08group_by\x18\x06 \x01(\x0e\x32\x1e.fulmen.store.v1.UsageGrouping\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"X\n\x10GetUsageResponse\x12+\n\x06groups\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.UsageGroup\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"A\n\nUsageGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x05usage\x18\x02 \x01(\x0b\x32\x16.fulmen.store.v1.Usage*\xbe\x01\n\rUsageGrouping\x12\x1e\n\x1aUSAGE_GROUPING_UNSPECIFIED\x10\x00\x12\x18\n\x14USAGE_GROUPING_MODEL\x10\x01\x12\x1a\n\x16USAGE_GROUPING_BACKEND\x10\x02\x12\x1f\n\x1bUSAGE_GROUPING_TRAINING_RUN\x10\x03\x12\x1a\n\x16USAGE_GROUPING_ROLLOUT\x10\x04\x12\x1a\n\x16USAGE_GROUPING_ATTEMPT\x10\x05\x32\xb3\x01\n\x0cUsageService\x12R\n\tSyncUsage\x12!.fulmen.store.v1.SyncUsageRequest\x1a\".fulmen.store.v1.SyncUsageResponse\x12O\n\x08GetUsage\x12 .fulmen.store.v1.GetUsageRequest\x1a!.fulmen.store.v1.GetUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.usage_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_USAGEGROUPING']._serialized_start=1542
-  _globals['_USAGEGROUPING']._serialized_end=1732
+  _globals['_USAGEGROUPING']._serialized_start=1702
+  _globals['_USAGEGROUPING']._serialized_end=1892
   _globals['_USAGE']._serialized_start=126
   _globals['_USAGE']._serialized_end=288
   _globals['_USAGEDELTA']._serialized_start=290
   _globals['_USAGEDELTA']._serialized_end=407
-  _globals['_LIMITWINDOW']._serialized_start=410
-  _globals['_LIMITWINDOW']._serialized_end=575
-  _globals['_SYNCUSAGEREQUEST']._serialized_start=578
-  _globals['_SYNCUSAGEREQUEST']._serialized_end=740
-  _globals['_SYNCUSAGERESPONSE']._serialized_start=743
-  _globals['_SYNCUSAGERESPONSE']._serialized_end=983
-  _globals['_PROJECTMODELLIMITS']._serialized_start=985
-  _globals['_PROJECTMODELLIMITS']._serialized_end=1068
-  _globals['_ATTEMPTTOKENS']._serialized_start=1070
-  _globals['_ATTEMPTTOKENS']._serialized_end=1123
-  _globals['_GETUSAGEREQUEST']._serialized_start=1126
-  _globals['_GETUSAGEREQUEST']._serialized_end=1382
-  _globals['_GETUSAGERESPONSE']._serialized_start=1384
-  _globals['_GETUSAGERESPONSE']._serialized_end=1472
-  _globals['_USAGEGROUP']._serialized_start=1474
-  _globals['_USAGEGROUP']._serialized_end=1539
-  _globals['_USAGESERVICE']._serialized_start=1735
-  _globals['_USAGESERVICE']._serialized_end=1914
+  _globals['_SPENDDELTA']._serialized_start=409
+  _globals['_SPENDDELTA']._serialized_end=523
+  _globals['_LIMITWINDOW']._serialized_start=526
+  _globals['_LIMITWINDOW']._serialized_end=691
+  _globals['_SYNCUSAGEREQUEST']._serialized_start=694
+  _globals['_SYNCUSAGEREQUEST']._serialized_end=900
+  _globals['_SYNCUSAGERESPONSE']._serialized_start=903
+  _globals['_SYNCUSAGERESPONSE']._serialized_end=1143
+  _globals['_PROJECTMODELLIMITS']._serialized_start=1145
+  _globals['_PROJECTMODELLIMITS']._serialized_end=1228
+  _globals['_ATTEMPTTOKENS']._serialized_start=1230
+  _globals['_ATTEMPTTOKENS']._serialized_end=1283
+  _globals['_GETUSAGEREQUEST']._serialized_start=1286
+  _globals['_GETUSAGEREQUEST']._serialized_end=1542
+  _globals['_GETUSAGERESPONSE']._serialized_start=1544
+  _globals['_GETUSAGERESPONSE']._serialized_end=1632
+  _globals['_USAGEGROUP']._serialized_start=1634
+  _globals['_USAGEGROUP']._serialized_end=1699
+  _globals['_USAGESERVICE']._serialized_start=1895
+  _globals['_USAGESERVICE']._serialized_end=2074
 # @@protoc_insertion_point(module_scope)

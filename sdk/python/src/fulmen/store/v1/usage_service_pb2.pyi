@@ -53,6 +53,18 @@ class UsageDelta(_message.Message):
     usage: Usage
     def __init__(self, project: _Optional[str] = ..., attempt: _Optional[str] = ..., model: _Optional[str] = ..., backend: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
+class SpendDelta(_message.Message):
+    __slots__ = ("project", "subject", "period", "cost_micros")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    COST_MICROS_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    subject: str
+    period: _model_limits_pb2.BudgetPeriod
+    cost_micros: int
+    def __init__(self, project: _Optional[str] = ..., subject: _Optional[str] = ..., period: _Optional[_Union[_model_limits_pb2.BudgetPeriod, str]] = ..., cost_micros: _Optional[int] = ...) -> None: ...
+
 class LimitWindow(_message.Message):
     __slots__ = ("project", "backend", "attempt", "request_counts", "token_counts", "in_flight_count", "reserved_token_count")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
@@ -72,18 +84,20 @@ class LimitWindow(_message.Message):
     def __init__(self, project: _Optional[str] = ..., backend: _Optional[str] = ..., attempt: _Optional[str] = ..., request_counts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[int]] = ..., in_flight_count: _Optional[int] = ..., reserved_token_count: _Optional[int] = ...) -> None: ...
 
 class SyncUsageRequest(_message.Message):
-    __slots__ = ("instance_id", "sequence", "usage", "windows", "slot")
+    __slots__ = ("instance_id", "sequence", "usage", "windows", "slot", "spend")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
+    SPEND_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     sequence: int
     usage: _containers.RepeatedCompositeFieldContainer[UsageDelta]
     windows: _containers.RepeatedCompositeFieldContainer[LimitWindow]
     slot: int
-    def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., slot: _Optional[int] = ...) -> None: ...
+    spend: _containers.RepeatedCompositeFieldContainer[SpendDelta]
+    def __init__(self, instance_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usage: _Optional[_Iterable[_Union[UsageDelta, _Mapping]]] = ..., windows: _Optional[_Iterable[_Union[LimitWindow, _Mapping]]] = ..., slot: _Optional[int] = ..., spend: _Optional[_Iterable[_Union[SpendDelta, _Mapping]]] = ...) -> None: ...
 
 class SyncUsageResponse(_message.Message):
     __slots__ = ("store_time", "limits", "others", "attempts", "rejected_count")

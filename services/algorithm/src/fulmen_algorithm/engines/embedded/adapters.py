@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fulmen_algorithm.engines.embedded.protocol import WeightsRejected
 from fulmen_algorithm.engines.embedded.weights import Prepared, replace_tensors
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, combined_digest, read_folder
-from fulmen_algorithm.weights.weight_writer import tensor_of
+from fulmen_algorithm.weights.torch_tensors import tensor_of
 
 FILE_PREFIX = "base_model.model."
 

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from fulmen_algorithm.engines.embedded.protocol import WeightsConflict, WeightsRejected
-from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaDamaged, WrongBase, apply, layout
+from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaDamaged, WrongBase, apply
 from fulmen_algorithm.weights.tensor_files import (
+    Layout,
     RawTensor,
     TensorFileDamaged,
     Weights,
     Words,
     combined_digest,
+    layout,
     read_folder,
 )
-from fulmen_algorithm.weights.weight_writer import DTYPES, published_tensors, raw_tensor, tensor_of
+from fulmen_algorithm.weights.torch_tensors import DTYPES, published_tensors, raw_tensor, tensor_of
 
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 _UPPER_HALF = np.uint32(16)
 
 

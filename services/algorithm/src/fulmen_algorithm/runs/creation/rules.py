@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.train_toml.reader import hint
-from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine
+from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine, each_engine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
@@ -27,8 +27,9 @@ from fulmen_algorithm.runs.creation.policies import (
     place_problems,
     version_problems,
 )
-from fulmen_algorithm.runs.ports import BaseModels, Content, ResourceStore
+from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
+from fulmen_algorithm.training.compute import THIS_MACHINE
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
@@ -42,6 +43,7 @@ ROLLOUTS = "rollouts"
 KnowsRun = Callable[[str], bool]
 """Returns whether the service has a run of this name."""
 
+GpuPlans = Callable[[RunSettings, bool], Awaitable[GpuPlan]]
 IsTaken = Callable[[str, str], Awaitable[bool]]
 """Returns whether a model name is in use outside a project."""
 
@@ -84,6 +86,10 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
         ) from None
 
 
+async def _fits(settings: RunSettings, trains: bool) -> GpuPlan:
+    return GpuPlan()
+
+
 async def _is_free(policy: str, project: str) -> bool:
     return False
 
@@ -96,21 +102,31 @@ class CreationRules:
         registry: Algorithms.
         vllm_command: The vLLM program; empty if it is not checked.
         external_engines: Addresses of the vLLM servers that a run may name as its engine.
+        max_engines: Maximum number of engines of all runs together; 0 if it is not checked.
         endpoints: Addresses that a run may call.
         exchange_targets: Addresses of services through which ranks may exchange gradients.
+        clusters: Names of the clusters on which ranks may run.
+        joined_clusters: Those of machines that join, on which engines may not.
+        ray_clusters: Those of Ray.
         model_roots: Folders below which `policy.path` may lie.
         models: Models that `policy.base` may name.
         is_taken: Whether a model name is in use outside a project.
+        gpu_plan: Plans the GPUs of this machine for a run, which trains weights or not, whatever others hold.
     """
 
     registry: Registry
     vllm_command: str = ""
     external_engines: Collection[str] = ()
+    max_engines: int = 0
     endpoints: Collection[str] = ()
     exchange_targets: Collection[str] = ()
+    clusters: Collection[str] = (THIS_MACHINE,)
+    joined_clusters: Collection[str] = ()
+    ray_clusters: Collection[str] = ()
     model_roots: ModelRoots = ANY_FOLDER
     models: BaseModels | None = None
     is_taken: IsTaken = _is_free
+    gpu_plan: GpuPlans = _fits
 
 
 def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:
@@ -119,17 +135,24 @@ def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | No
     Returns:
         The settings, None if they cannot be read, and every problem.
     """
-    violations, settings = _problems(draft), None
+    settings, violations = checked_settings(draft, registry)
+    violations = [*_problems(draft), *violations]
+    if (entry := registry.get(draft.algorithm)) is not None:
+        violations += [*_policy_problems(draft, entry), *_input_problems(draft, entry)]
+    return settings, violations
+
+
+def checked_settings(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:
+    """Checks the algorithm and its settings alone; see `checked_draft`."""
     entry = registry.get(draft.algorithm)
     if entry is None:
         known = sorted(registry)
         text = f"{draft.algorithm!r} is not one of: {', '.join(known)}{hint(draft.algorithm, known, list_all=False)}"
-        return None, [*violations, Violation(field="algorithm", description=text)]
+        return None, [Violation(field="algorithm", description=text)]
     try:
-        settings = parse_settings(entry, draft.settings_json)
+        return parse_settings(entry, draft.settings_json), []
     except SettingsInvalid as error:
-        violations += error.violations
-    return settings, [*violations, *_policy_problems(draft, entry), *_input_problems(draft, entry)]
+        return None, list(error.violations)
 
 
 async def checked_with_resources(
@@ -141,6 +164,14 @@ async def checked_with_resources(
         violations += _engine_problems(settings.engine, rules)
         violations += _endpoint_problems(settings, rules.endpoints)
         violations += _target_problems(settings, rules.exchange_targets)
+        violations += _cluster_problems(settings.cluster, rules.clusters, field="parallel")
+        if not isinstance(settings.engine, ExternalEngine) and settings.engine.cluster != THIS_MACHINE:
+            violations += _cluster_problems(settings.engine.cluster, rules.clusters, field="engine")
+            if settings.engine.cluster in rules.joined_clusters:
+                text = f"on {settings.engine.cluster!r} are ranks alone: engines join by fulmen-weight-agent (docs/engines.md)"
+                violations.append(Violation(field="settings.engine.cluster", description=text))
+        plan = await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains)
+        violations += [Violation(field="settings", description=problem) for problem in plan.problems]
     if draft.algorithm in rules.registry:
         violations += await place_problems(
             draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
@@ -161,16 +192,27 @@ async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]
 
 
 def _engine_problems(engine: EngineSettings, rules: CreationRules) -> list[Violation]:
-    problem = ""
-    if isinstance(engine, VllmEngine) and rules.vllm_command and shutil.which(rules.vllm_command) is None:
-        problem = (
+    problems, engines = [], each_engine(engine)
+    if rules.max_engines and len(engines) > rules.max_engines:
+        problems.append(
+            f"needs {len(engines)} engines; the service has at most {rules.max_engines} (its setting "
+            "FULMEN_ALGORITHM_MAX_ENGINES)"
+        )
+    is_here = isinstance(engine, VllmEngine) and engine.cluster == THIS_MACHINE
+    if is_here and rules.vllm_command and shutil.which(rules.vllm_command) is None:
+        problems.append(
             f"there is no program {rules.vllm_command!r}: install vLLM, or name it by the service's setting "
             "FULMEN_ALGORITHM_VLLM_COMMAND (docs/engines.md)"
         )
-    if isinstance(engine, ExternalEngine) and engine.base_url not in rules.external_engines:
-        setting = "the service's setting FULMEN_ALGORITHM_EXTERNAL_ENGINES (docs/engines.md)"
-        problem = f"{engine.base_url} is not in {setting}"
-    return [Violation(field="settings.engine", description=problem)] if problem else []
+    if isinstance(engine, VllmEngine) and engine.nodes > 1 and engine.cluster not in rules.ray_clusters:
+        problems.append("nodes is more than 1, which needs a cluster of kind ray (docs/engines.md)")
+    setting = "the service's setting FULMEN_ALGORITHM_EXTERNAL_ENGINES (docs/engines.md)"
+    problems += [
+        f"{one.base_url} is not in {setting}"
+        for one in engines
+        if isinstance(one, ExternalEngine) and one.base_url not in rules.external_engines
+    ]
+    return [Violation(field="settings.engine", description=problem) for problem in problems]
 
 
 def _endpoint_problems(settings: RunSettings, known: Collection[str]) -> list[Violation]:
@@ -187,10 +229,18 @@ def _target_problems(settings: RunSettings, known: Collection[str]) -> list[Viol
     # Ranks send the service's token to exchange servers.
     setting = "the service's setting FULMEN_ALGORITHM_EXCHANGE_TARGETS (docs/exchange.md)"
     return [
-        Violation(field=f"settings.exchange.link.targets.{index}", description=f"{target} is not in {setting}")
-        for index, target in enumerate(settings.exchange_targets)
+        Violation(field=f"settings.exchange.link.{field}", description=f"{target} is not in {setting}")
+        for field, target in settings.exchange_targets.items()
         if target not in known
     ]
+
+
+def _cluster_problems(cluster: str, known: Collection[str], *, field: str) -> list[Violation]:
+    if not cluster or cluster in known:
+        return []
+    there = ", ".join(sorted(known)) or "none"
+    text = f"{cluster!r} is not in the service's setting FULMEN_ALGORITHM_CLUSTERS ({there}; docs/clusters.md)"
+    return [Violation(field=f"settings.{field}.cluster", description=text)]
 
 
 async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tuple[RunInputs, list[Violation]]:

@@ -10,10 +10,11 @@ from fulmen_algorithm.runs.creation.rules import (
     CreationRules,
     KnowsRun,
     RunDraft,
+    checked_settings,
     checked_with_resources,
     digest,
 )
-from fulmen_algorithm.runs.ports import ResourceStore
+from fulmen_algorithm.runs.ports import GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import TrainingRun
 
 MAX_STAGES = 16
@@ -76,6 +77,18 @@ async def checked_runs(
     if violations or len(runs) < len(drafts):
         raise SettingsInvalid("The training run is not valid.", violations=violations)
     return runs
+
+
+async def gpu_plans(drafts: Sequence[RunDraft], rules: CreationRules) -> list[GpuPlan]:
+    """Plans the GPUs of one run, or of the stages of a training in order; only their algorithms and settings are read."""
+    plans = []
+    for draft in drafts[:MAX_STAGES]:
+        settings, violations = checked_settings(draft, rules.registry)
+        if settings is None:
+            plans.append(GpuPlan(problems=[f"{each.field}: {each.description}" for each in violations]))
+        else:
+            plans.append(await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains))
+    return plans
 
 
 def _stage_problems(drafts: Sequence[RunDraft], names: Sequence[str]) -> list[Violation]:

@@ -7,8 +7,8 @@ checkpoint that is needed; more are read only where that one is damaged.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fulmen_algorithm.persistence.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore, Damage, Search
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore, Damage, Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from fulmen.errors import TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
-from fulmen_service_kit.http.wire import Scope, header, header_count
-from fulmen_service_kit.security.failed_keys import FailedKeys
+from fulmen_service_kit.http.wire import Scope, client_address, header, header_count
 from fulmen_service_kit.security.permissions import MODEL_CALL, MODEL_CALL_FOR_ATTEMPT, require
 from fulmen_service_kit.security.project_limits import ProjectLimits, ProjectShare
+from fulmen_service_kit.security.token_buckets import TokenBuckets
 from fulmen_service_kit.security.tokens import FORGED, MALFORMED, Role, TokenVerifier
 from fulmen_service_kit.security.tokens import Caller as TokenCaller
 
@@ -27,13 +27,13 @@ class HttpAuthenticator:
         self,
         *,
         verifier: TokenVerifier,
-        failed_keys: FailedKeys,
+        forged_keys: TokenBuckets,
         metrics: KeyMetrics,
         dev_mode: bool,
         limits: ProjectLimits,
     ) -> None:
         self._verifier = verifier
-        self._failed_keys = failed_keys
+        self._forged_keys = forged_keys
         self._metrics = metrics
         self._dev_mode = dev_mode
         self._limits = limits
@@ -79,11 +79,15 @@ class HttpAuthenticator:
         """
         require(caller, MODEL_CALL_FOR_ATTEMPT if for_attempt else MODEL_CALL)
 
+    async def hold(self, scope: Scope) -> None:
+        """Waits before a request is refused whose caller no token names: the longer, the more its address has sent."""
+        await self._limits.refusals.hold(client_address(scope))
+
     async def _refuse(self, error: TokenInvalid, scope: Scope) -> None:
         problem = error.metadata.get("problem", "")
         self._metrics.keys_refused.labels(problem).inc()
-        address = str((scope.get("client") or ("",))[0])
-        wait_s = self._failed_keys.failed(address) if problem == FORGED else 0.0
+        address = client_address(scope)
+        wait_s = self._forged_keys.take(address) if problem == FORGED else 0.0
         if wait_s and not self._limits.refusals.is_holding(address):
             _log.warning("too_many_forged_keys", address=address)
         await self._limits.refusals.hold(address)

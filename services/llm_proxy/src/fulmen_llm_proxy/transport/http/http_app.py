@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from fulmen_llm_proxy.backends.headers import to_backend
 from fulmen_llm_proxy.calls.answer_writer import Header
 from fulmen_llm_proxy.calls.failures import BODY_UNREAD, Refused, call_error, headers_of, status_of
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
-from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
+from fulmen_llm_proxy.calls.request_buffer import BufferShare, RequestBuffer
 from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
-from fulmen_llm_proxy.capture.span_place import trace_of
+from fulmen_llm_proxy.capture.span_place import new_span_id, trace_of
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.http import stored_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.passed_on import PassedOn
 from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path, with_model
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
 from fulmen_service_kit.http.wire import (
@@ -59,7 +61,14 @@ _AGENT_HEADER = b"x-fulmen-agent"
 _CONVERSATION_HEADER = b"x-fulmen-conversation"
 # Set by clients that vendors generate with Stainless: 1 in the second try, and so on.
 _RESEND_HEADER = b"x-stainless-retry-count"
+_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
+"""How long the same clients wait for an answer, seconds."""
+_ID_HEADER = b"x-fulmen-request-id"
+_VENDORS_ID_HEADERS = {Dialect.OPENAI: b"x-request-id", Dialect.ANTHROPIC: b"request-id"}
+"""Where vendors' clients look for the id of a request. One that the backend sent stays."""
 _TEXT = b"text/plain; charset=utf-8"
+_REQUEST_ID = "fulmen.request_id"
+"""Scope key of the id of a request."""
 _STARTED = "fulmen.answer_started"
 """Scope key of a request whose answer has started."""
 _BODY_READ = "fulmen.body_read"
@@ -77,10 +86,12 @@ class RequestLimits:
     Attributes:
         max_bytes: largest request body; a larger one gets 413.
         timeout_s: time within which the body must arrive, seconds; then 408.
+        buffer: memory for the bodies of all requests.
     """
 
     max_bytes: int
     timeout_s: float
+    buffer: RequestBuffer
 
 
 class HttpApp:
@@ -93,7 +104,7 @@ class HttpApp:
         attempts: AttemptCache,
         calls: CallPipeline,
         stored: StoredResponses,
-        buffer: RequestBuffer,
+        passed_on: PassedOn,
         limits: RequestLimits,
         tables: TableHolder,
     ) -> None:
@@ -101,7 +112,7 @@ class HttpApp:
         self._attempts = attempts
         self._calls = calls
         self._stored = stored
-        self._buffer = buffer
+        self._passed_on = passed_on
         self._limits = limits
         self._tables = tables
         self.draining = False
@@ -111,6 +122,7 @@ class HttpApp:
         if scope["type"] != "http":
             return
         path = parse_path(scope["path"])
+        send = _identified(scope, dialect_of(scope, path.api), send)
         try:
             await self._dispatch(path, scope, receive, send)
         except CallerGone:
@@ -121,7 +133,7 @@ class HttpApp:
         except Exception as error:  # noqa: BLE001 - the edge: no text of an unknown error leaves the process
             error_id = uuid.uuid4().hex[:12]
             trace_id = trace_of(header(scope, b"traceparent").decode("latin-1"))
-            details = {"error_id": error_id, "error": places_of(error)}
+            details = {"error_id": error_id, "request_id": scope[_REQUEST_ID], "error": places_of(error)}
             _log.error("call_failed_unexpectedly", path=scope["path"], trace_id=trace_id, **details)
             if _STARTED not in scope:
                 internal = InternalError(f"Internal error. Quote id {error_id}.", error_id=error_id)
@@ -131,12 +143,14 @@ class HttpApp:
 
     async def _dispatch(self, path: RequestPath, scope: Scope, receive: Receive, send: Send) -> None:
         name = path.api
-        methods = _METHODS.get(name) or _methods_below(name)
+        methods = _METHODS.get(name) or _methods_below(name) or self._passed_on.methods(name)
+        if methods is None or scope["method"] not in methods:
+            await self._authenticator.hold(scope)
         if methods is None:
             raise Refused(404, "path_not_found", f"Path {name[:200]} not found. Served: {SERVED}.")
         if scope["method"] not in methods:
             raise Refused(405, "method_not_allowed", f"{name[:200]} allows {' and '.join(methods)} only.")
-        if name in BY_PATH or name.startswith(_OF_CALLERS):
+        if name in BY_PATH or name.startswith(_OF_CALLERS) or self._passed_on.methods(name):
             await self._serve(path, scope, receive, send)
         elif name == "/healthz":
             await respond(send, 503 if self.draining else 200, b"draining" if self.draining else b"ok", _TEXT)
@@ -163,31 +177,50 @@ class HttpApp:
             if api is not None:
                 await share.timed(self._call(api, path, caller, scope, receive, send))
             elif name.startswith(_MODELS):
-                await respond(send, 200, self._models(name, caller, dialect_of(scope, name)))
-            else:
+                await respond(send, 200, await self._models(name, caller, dialect_of(scope, name)))
+            elif name.startswith(stored_responses.ROOT):
                 await self._stored.answer(scope, name, caller, send)
+            else:
+                self._passed_on.allow(name, caller)
+                await share.timed(self._pass_on(name, caller, scope, receive, send))
 
     async def _call(
         self, api: Api, path: RequestPath, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serves a model call."""
-        with self._buffer.share() as share:
+        with self._limits.buffer.share() as share:
             try:
-                declared_bytes = _declared_bytes(scope)
-                if declared_bytes <= self._limits.max_bytes:
-                    share.require(declared_bytes)
-                # Most bodies arrive with their headers; a timer for those would cost a hundredth of their call.
-                timeout_s = None if BODY_CAME in scope else self._limits.timeout_s
-                body = await _within(timeout_s, read_body(scope, receive, self._limits.max_bytes, share.reserve))
-            except TimeoutError:
-                raise Refused(408, "request_timeout", "The request body did not arrive in time.") from None
+                body = await self._body(scope, receive, share)
             except Refused as error:
                 self._calls.reject(caller.attempt, error)
                 raise
-            scope[_BODY_READ] = True
             if path.deployment:
                 body = with_model(body, path.deployment)
             await self._calls.run(api, caller, _head(scope), body, _AnswerWriter(scope, send))
+
+    async def _pass_on(self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on a request that is not a model call's."""
+        with self._limits.buffer.share() as share:
+            body = await self._body(scope, receive, share)
+            await self._passed_on.answer(scope, path, caller, body, _AnswerWriter(scope, send))
+
+    async def _body(self, scope: Scope, receive: Receive, share: BufferShare) -> bytes:
+        """Returns the body of a request, whose memory its share of the buffer holds.
+
+        Raises:
+            Refused: if it does not arrive in time, or there is no memory for it.
+        """
+        declared_bytes = _declared_bytes(scope)
+        if declared_bytes <= self._limits.max_bytes:
+            share.require(declared_bytes)
+        # Most bodies arrive with their headers; a timer for those would cost a hundredth of their call.
+        timeout_s = None if BODY_CAME in scope else self._limits.timeout_s
+        try:
+            body = await _within(timeout_s, read_body(scope, receive, self._limits.max_bytes, share.reserve))
+        except TimeoutError:
+            raise Refused(408, "request_timeout", "The request body did not arrive in time.") from None
+        scope[_BODY_READ] = True
+        return body
 
     async def _caller(self, token: TokenCaller, attempt: AttemptName | None) -> Caller:
         """Returns the caller, by its key and by the attempt that the path may name."""
@@ -195,20 +228,34 @@ class HttpApp:
             return caller_of(token)
         attribution = await self._attempts.attribution(attempt, token)
         project = attribution.project
-        return Caller(project=project, models_of=project, attribution=attribution)
+        return Caller(project=project, models_of=project, attribution=attribution, key_id=token.token_id)
 
-    def _models(self, path: str, caller: Caller, dialect: Dialect) -> bytes:
+    async def _models(self, path: str, caller: Caller, dialect: Dialect) -> bytes:
         """Returns the models that a caller may use, or the one that the path names.
 
         Raises:
             RouteNotFound: if that model is not served.
         """
-        table = self._tables.current
         if path == _MODELS:
-            return _model_list(table.models(caller.models_of), dialect)
+            return _model_list(self._tables.current.models(caller.models_of), dialect)
         name = path.removeprefix(_MODEL)
-        table.route(name, caller.models_of)
+        await self._calls.await_route(name, caller)
+        self._tables.current.route(name, caller.models_of)
         return encode(_model(name, dialect))
+
+
+def _identified(scope: Scope, dialect: Dialect, send: Send) -> Send:
+    """Gives a request its id; returns ASGI's function that sends an answer, which tells the id in every answer."""
+    scope[_REQUEST_ID] = new_span_id()
+    value, vendors = scope[_REQUEST_ID].encode(), _VENDORS_ID_HEADERS[dialect]
+
+    def sent(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            names = [_ID_HEADER] if any(name == vendors for name, _ in message["headers"]) else [_ID_HEADER, vendors]
+            message["headers"] = [*message["headers"], *((name, value) for name in names)]
+        return send(message)
+
+    return sent
 
 
 def _charged(receive: Receive, send: Send, share: ProjectShare) -> tuple[Receive, Send]:
@@ -266,12 +313,26 @@ def _head(scope: Scope) -> CallHead:
     resent = header(scope, _RESEND_HEADER)
     conversation = header(scope, _CONVERSATION_HEADER).decode("latin-1")
     return CallHead(
+        request_id=scope[_REQUEST_ID],
         trace_parent=pass_on.get("traceparent", ""),
         agent_name=header(scope, _AGENT_HEADER).decode("latin-1")[:MAX_AGENT_NAME],
         resend_count=int(resent) if resent.isdigit() and len(resent) < 4 else 0,
         pass_on=pass_on,
         conversation=conversation if is_conversation_id(conversation) else "",
+        timeout_s=_timeout_s(scope),
     )
+
+
+def _timeout_s(scope: Scope) -> float | None:
+    """Returns how long the caller waits for its answer, as its client states it, seconds; None if it does not."""
+    for name in _TIMEOUT_HEADERS:
+        try:
+            timeout_s = float(header(scope, name))
+        except ValueError:
+            continue
+        if 0 < timeout_s < math.inf:
+            return timeout_s
+    return None
 
 
 async def _refuse(

@@ -2,7 +2,7 @@
 
 Three forms are accepted for each API, for clients that can be given a base URL only:
 
-- `/v1/chat/completions`
+- `/v1/chat/completions`, or without `/v1`, for base URLs that lack it
 - `/openai/deployments/{model}/chat/completions` or `/openai/{...}`, as clients of Azure OpenAI send it. The deployment
   is the model's name. `api-version` is not read: the proxy serves one version of each API.
 - either of them after `/projects/{p}/rollouts/{r}/attempts/{n}`, which names the attempt.
@@ -17,15 +17,18 @@ import msgspec
 from fulmen.errors import ArgumentInvalid, AttemptNotFound
 from fulmen.ids import AttemptName, parse_attempt_name
 from fulmen_llm_proxy.apis.api import UNREADABLE, decode_fields, encode, wrong
+from fulmen_llm_proxy.apis.registry import APIS
 
 _ATTEMPT_PREFIX = "/projects/"
 _ATTEMPT_PARTS = 7
 """Parts of a path that names an attempt: empty, the six of its name, then the path of an API."""
 
-_API_ROOTS = ("v1/", "openai/")
+_API_ROOTS = ("/v1/", "/openai/")
 _AZURE_ROOT = "/openai/"
 _DEPLOYMENTS = "deployments/"
 _VERSION = "v1/"
+_WITHOUT_VERSION = frozenset({"/models", *(api.path for api in APIS.values())})
+_BELOW_WITHOUT_VERSION = ("/models/", "/responses/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,21 @@ def parse_path(path: str) -> RequestPath:
     if path.startswith(_ATTEMPT_PREFIX):
         parts = path.split("/", _ATTEMPT_PARTS)
         attempt_name = "/".join(parts[1:_ATTEMPT_PARTS])
-        if len(parts) > _ATTEMPT_PARTS and parts[_ATTEMPT_PARTS].startswith(_API_ROOTS):
-            path = "/" + parts[_ATTEMPT_PARTS]
+        rest = "/" + parts[_ATTEMPT_PARTS] if len(parts) > _ATTEMPT_PARTS else ""
+        if rest.startswith(_API_ROOTS) or _lacks_version(rest):
+            path = rest
+    if _lacks_version(path):
+        path = f"/v1{path}"
     if not path.startswith(_AZURE_ROOT):
         return RequestPath(path, "", attempt_name)
     rest, deployment = path.removeprefix(_AZURE_ROOT), ""
     if rest.startswith(_DEPLOYMENTS):
         deployment, _, rest = rest.removeprefix(_DEPLOYMENTS).partition("/")
     return RequestPath("/v1/" + rest.removeprefix(_VERSION), deployment, attempt_name)
+
+
+def _lacks_version(path: str) -> bool:
+    return path in _WITHOUT_VERSION or path.startswith(_BELOW_WITHOUT_VERSION)
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -9,23 +9,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import WORK_DIR_VARIABLE
 from fulmen.ids import parse_rollout_name
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
-from fulmen_runner.agents.container.files import (
+from fulmen_runner.agents.container.order import (
     BUNDLE_DIR,
     REWARDS_FILE,
     ROOT,
     TASK_FILE,
     WORK_DIR,
+    ContainerEnd,
+    ContainerOrder,
+    PullPolicy,
     attempt_archive,
     bundle_archive,
 )
-from fulmen_runner.agents.container.order import ContainerEnd, ContainerOrder, PullPolicy
 from fulmen_runner.agents.environment import QUIET, Endpoints, network_environment
-from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.rewards_file import read_rewards
 from fulmen_runner.agents.specification import ContainerTarget, Limits, check_output_limit
@@ -34,6 +36,7 @@ from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.attempts.program import Answer, Invocation
 from fulmen_runner.attempts.rewards import rewards_of_last_line
+from fulmen_service_kit.ownership import Owner, deadline_of
 
 if TYPE_CHECKING:
     from fulmen_runner.agents.container.docker_engine import DockerEngine
@@ -242,7 +245,12 @@ class ContainerAgent:
                 f"{end.stderr}".rstrip()
             )
         if end.exit_code > _SIGNALLED:
-            raise AgentFailed(f"container was killed by signal {end.exit_code - _SIGNALLED}\n{end.stderr}".rstrip())
+            number, limit = end.exit_code - _SIGNALLED, self.limits.memory_bytes
+            # The engine may learn of a lack of memory later than of the exit, or never.
+            likely = (
+                f", probably for exceeding its memory limit of {limit} bytes" if number == SIGKILL and limit else ""
+            )
+            raise AgentFailed(f"container was killed by signal {number}{likely}\n{end.stderr}".rstrip())
         if end.exit_code:
             raise AgentFailed(f"container exited with status {end.exit_code}\n{end.stderr}".rstrip())
 

@@ -6,7 +6,8 @@ the cluster or another runner deletes it.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from fulmen_runner.agents.environment import QUIET, Endpoints
 from fulmen_runner.agents.kubernetes.manifest import (
     DEADLINE_ANNOTATION,
     HOST_ANNOTATION,
-    MANAGED_BY,
     MANAGER,
     MAX_INPUT_BYTES,
     PROCESS_ANNOTATION,
@@ -41,7 +41,6 @@ from fulmen_runner.agents.kubernetes.verdict import (
     verdict_of,
     waiting_for,
 )
-from fulmen_runner.agents.ownership import Owner, deadline_of
 from fulmen_runner.agents.python.threads import run_in_thread
 from fulmen_runner.agents.specification import JobTarget, Limits, check_output_limit
 from fulmen_runner.agents.tail import Tail
@@ -50,9 +49,12 @@ from fulmen_runner.attempts.errors import AgentFailed, AgentTimedOut, HostUnavai
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
 from fulmen_runner.attempts.program import Answer, Invocation
 from fulmen_runner.attempts.rewards import rewards_of_last_line
+from fulmen_service_kit.kubernetes.documents import MANAGED_BY
+from fulmen_service_kit.kubernetes.errors import DocumentRejected, KubernetesError
+from fulmen_service_kit.ownership import Owner, deadline_of
 
 if TYPE_CHECKING:
-    from fulmen_runner.agents.kubernetes.cluster import KubernetesCluster
+    from fulmen_service_kit.kubernetes.client import KubernetesCluster
 
 POLL_INTERVAL_S = 20.0
 """Interval of polling a Job while its pods do not change."""
@@ -131,7 +133,7 @@ class JobHost:
                 while True:
                     try:
                         await self.cluster.delete_job(name)
-                    except HostUnavailable as error:
+                    except KubernetesError as error:
                         problem = str(error)
                         await asyncio.sleep(RETRY_PAUSE_S)
                     else:
@@ -141,7 +143,8 @@ class JobHost:
 
     async def remove_leftovers(self, now_unix_s: float) -> int:
         """Deletes Jobs of dead runners; returns their number. Raises HostUnavailable."""
-        found = await self.cluster.jobs(f"{MANAGED_BY}={MANAGER}")
+        with _told_as_outcomes():
+            found = await self.cluster.jobs(f"{MANAGED_BY}={MANAGER}")
         names = [each["metadata"]["name"] for each in found if self._is_leftover(each, now_unix_s)]
         for name in names:
             await self.remove(name)
@@ -184,10 +187,11 @@ class JobAgent:
         job = job_of(self.template, placeholders, order)
         try:
             # The Secret belongs to the Job from the start, and goes with it: a runner needs no right but to create one.
-            made = await self.host.cluster.create_job(job)
-            await self.host.cluster.create_secret(secret_of(order, made))
-            await self.host.cluster.resume_job(order.name)
-            output = await self._output(await self._end(order.name))
+            with _told_as_outcomes():
+                made = await self.host.cluster.create_job(job)
+                await self.host.cluster.create_secret(secret_of(order, made))
+                await self.host.cluster.resume_job(order.name)
+                output = await self._output(await self._end(order.name))
         finally:
             removal = asyncio.create_task(self.host.remove(order.name), name=f"remove {order.name}")
             self.host.removals.add(removal)
@@ -230,7 +234,7 @@ class JobAgent:
                 if verdict is not None:
                     return verdict
                 await cluster.pods_changed(name, pods.version, poll_s)
-            except HostUnavailable:
+            except KubernetesError:
                 if time.monotonic() - answered_at > UNREACHABLE_S:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -253,6 +257,20 @@ class JobAgent:
         tail = Tail(self.target.output_kept_bytes or MAX_OUTPUT_BYTES)
         container = self.template.manifest["spec"]["template"]["spec"]["containers"][self.template.agent_index]["name"]
         allowed_bytes = self.host.output_allowed_bytes
-        if not await self.host.cluster.log(pod, container, tail, allowed_bytes):
-            raise AgentFailed(f"log of the agent exceeds {allowed_bytes} bytes")
+        async with aclosing(self.host.cluster.log(pod, container)) as chunks:
+            async for chunk in chunks:
+                tail.add(chunk)
+                if tail.seen_bytes > allowed_bytes:
+                    raise AgentFailed(f"log of the agent exceeds {allowed_bytes} bytes")
         return tail.text()
+
+
+@contextmanager
+def _told_as_outcomes() -> Iterator[None]:
+    """Raises what the cluster says as errors of an attempt."""
+    try:
+        yield
+    except DocumentRejected as error:
+        raise AgentFailed(f"cluster rejected the agent's Job: {error.reason}") from None
+    except KubernetesError as error:
+        raise HostUnavailable(str(error)) from None

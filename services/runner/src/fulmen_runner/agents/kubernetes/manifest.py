@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fulmen_runner.agents.kubernetes.template import JobTemplate
-from fulmen_runner.agents.ownership import Owner
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.templates import Placeholders
+from fulmen_service_kit.kubernetes.documents import MANAGED_BY
+from fulmen_service_kit.ownership import Owner
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "fulmen-runner"
 ROLLOUT_LABEL = "fulmen.dev/rollout"
 ATTEMPT_ANNOTATION = "fulmen.dev/attempt"

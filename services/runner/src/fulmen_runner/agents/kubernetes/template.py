@@ -5,15 +5,14 @@ access, uses neither the node nor Secrets and tokens of the namespace. Other err
 """
 
 import copy
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.attempts.errors import AgentFailed
+from fulmen_service_kit.kubernetes.documents import quantity
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 AGENT_CONTAINER = "agent"
@@ -33,9 +32,6 @@ _PROFILE_ANNOTATIONS = ("seccomp.security.alpha.kubernetes.io/", "container.appa
 _SAFE_ANNOTATIONS = ("runtime/default", "docker/default")
 _CONTAINER_LISTS = ("containers", "initContainers", "ephemeralContainers")
 _OWN_FIELDS = ("selector", "manualSelector", "suspend", "managedBy")
-_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_FORM = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?)(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]?))")
 _FORBIDDEN = "which is not allowed on this runner (FULMEN_RUNNER_JOB_HOST_ACCESS)"
 
 
@@ -95,7 +91,7 @@ def read_template(text: str, *, host_access: bool, max_limits: Limits) -> JobTem
 
 def _parsed(text: str) -> tuple[dict[str, Any], list[str]]:
     # Deferred: not needed by runners without Jobs.
-    import yaml  # type: ignore[import-untyped]  # Its types are a package of their own.
+    import yaml
 
     if len(text.encode(errors="replace")) > MAX_TEMPLATE_BYTES:
         return {}, [f"it is larger than {MAX_TEMPLATE_BYTES} bytes"]
@@ -284,20 +280,3 @@ def _setter(container: Any, key: Any) -> Callable[[str], None]:
         container[key] = text
 
     return replace
-
-
-def quantity(value: object) -> float:
-    """Parses a quantity, such as `512Mi` bytes or `500m` processors. Source: apimachinery, pkg/api/resource, `Quantity`.
-
-    Raises:
-        ValueError: If it is malformed.
-    """
-    form = _FORM.fullmatch(str(value)) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
-    if form is None:
-        raise ValueError(f"{str(value)[:40]!r} is not a quantity such as 500m or 512Mi")
-    number, exponent, suffix = form.groups()
-    if exponent:
-        return float(Decimal(number) * Decimal(10) ** int(exponent))
-    if suffix in _BINARY:
-        return float(Decimal(number) * 1024 ** _BINARY[suffix])
-    return float(Decimal(number) * Decimal(10) ** _DECIMAL[suffix or ""])

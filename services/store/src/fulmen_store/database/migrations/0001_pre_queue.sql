@@ -42,6 +42,8 @@ create table run_lease (
     owner_address text not null,
     epoch bigint not null check (epoch >= 0),
     released boolean not null,
+    -- Whether the owner runs the run; if not, it only changes it.
+    claims_policy boolean not null default true,
     expires_at timestamptz not null,
     -- Whether its waiting rollouts were cancelled because nothing ran it.
     swept boolean not null default false,
@@ -54,8 +56,9 @@ create table run_lease (
     constraint run_lease_has_owner check (released or owner <> '')
 );
 create unique index run_lease_by_request on run_lease (project_id, request_id) where request_id <> '';
--- Two runs that train the same policy are never owned at once.
-create unique index run_lease_by_policy on run_lease (project_id, policy) where policy <> '' and not released;
+-- Two runs that train the same policy are never run at once.
+create unique index run_lease_by_policy on run_lease (project_id, policy)
+    where policy <> '' and not released and claims_policy;
 create index run_lease_by_update on run_lease (updated_at);
 create index run_lease_by_expiry on run_lease (expires_at) where state <> 1;
 

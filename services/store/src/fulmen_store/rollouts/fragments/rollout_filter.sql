@@ -1,5 +1,6 @@
 -- The expressions behind the fields of a rollout filter (fulmen_store.rollouts.filter.Field), over the rows r, i, e and
--- u of the statements in rollout_lists.sql. A test prepares each of them with each of its operators.
+-- u of the statements in rollout_lists.sql. A test prepares each of them with each of its operators. Of a map, the number is
+-- that of the field of fulmen.store.v1.Rollout, and the key takes the place of the one before `/* key */`.
 
 -- name: state
 coalesce(e.state, case when i.session is not null then 2 when i.delayed and i.epoch > 0 then 3 else 1 end)
@@ -48,3 +49,21 @@ u.cost_micros
 
 -- name: name
 r.id::text
+
+-- name: metadata
+(
+    select v from message_fields(r.request, 15) e, message_fields(e, 1) k, message_fields(e, 2) v
+    where k = ''::bytea /* key */ limit 1
+)
+
+-- name: required_labels
+(
+    select v from message_fields(r.request, 13) e, message_fields(e, 1) k, message_fields(e, 2) v
+    where k = ''::bytea /* key */ limit 1
+)
+
+-- name: resource_versions
+(
+    select v from message_fields(r.request, 10) e, message_fields(e, 1) k, message_fields(e, 2) v
+    where k = ''::bytea /* key */ limit 1
+)

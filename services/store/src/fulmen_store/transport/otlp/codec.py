@@ -186,8 +186,9 @@ def export_from_json(body: bytes) -> bytes:
 
 def _document(body: bytes) -> Any:
     """Decodes JSON; halves of surrogate pairs, which Node leaves when it cuts a text, become U+FFFD."""
-    document = json.loads(body.decode(json.detect_encoding(body), "replace"))
-    if b"\\ud" not in body.lower():
+    text = body.decode(json.detect_encoding(body), "replace")
+    document = json.loads(text)
+    if "\\ud" not in text.lower():
         return document
     text = json.dumps(document, ensure_ascii=False)
     return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

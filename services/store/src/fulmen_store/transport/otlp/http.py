@@ -24,6 +24,7 @@ from fulmen_service_kit.http.wire import (
     Receive,
     Scope,
     Send,
+    client_address,
     header,
     header_count,
     read_body,
@@ -134,8 +135,11 @@ class OtlpHttpApp:
         write("http", path=scope["path"][:64], status=status, reason=reason, duration_s=seconds)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send, *, as_json: bool) -> int:
-        path, method = scope["path"], scope["method"]
+        path, method, address = scope["path"], scope["method"], client_address(scope)
         expected = _METHODS.get(path)
+        if method != expected:
+            # Late, as all refusals of callers whom no token names.
+            await self._limits.refusals.hold(address)
         if expected is None:
             raise _Refused(404, "Unknown path: use POST /v1/traces or GET /healthz.")
         if method != expected:
@@ -146,7 +150,6 @@ class OtlpHttpApp:
             return 200 if ready else 503
         if self.draining:
             raise Draining("The store is shutting down; retry.")
-        address = str((scope.get("client") or ("",))[0])
         authorization = header(scope, b"authorization").decode("latin-1")
         if header_count(scope, b"authorization") > 1:
             authorization = SEVERAL

@@ -18,6 +18,7 @@ from fulmen_store.runners.table import RunnerView
 from fulmen_store.scheduling.runner_streams import Acknowledgement
 
 __all__ = [
+    "MAX_INFO_BYTES",
     "acks_of",
     "attempts_of",
     "has_labels",
@@ -65,6 +66,8 @@ def check_result(attempt: str, checked: CheckedAttempt) -> pb.AttemptCheckResult
         project=checked.project,
         mode=cast("rollout_pb2.RolloutMode", checked.mode),
         current_epoch=checked.current_epoch,
+        training_run=checked.training_run,
+        agent=checked.agent,
     )
 
 
@@ -72,6 +75,10 @@ MAX_GPUS = 64
 
 
 MAX_MODEL = 64
+
+
+MAX_INFO_BYTES = 64 * 1024
+MAX_LOAD_BYTES = 32 * 1024
 
 
 def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
@@ -109,7 +116,7 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
         ended_count=view.ended,
         failed_count=view.failed,
     )
-    load = read_column(lease_pb2.RunnerLoad, view.load)
+    load = read_column(lease_pb2.RunnerLoad, view.load, max_bytes=MAX_LOAD_BYTES)
     if load is not None:
         runner.load.CopyFrom(load)
     runner.create_time.FromDatetime(view.opened_at)
@@ -130,7 +137,7 @@ def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
 
 
 def _info(view: RunnerView) -> lease_pb2.RunnerInfo:
-    return read_column(lease_pb2.RunnerInfo, view.info) or lease_pb2.RunnerInfo()
+    return read_column(lease_pb2.RunnerInfo, view.info, max_bytes=MAX_INFO_BYTES) or lease_pb2.RunnerInfo()
 
 
 def _ratio(value: float) -> float:

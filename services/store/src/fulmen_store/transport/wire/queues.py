@@ -36,18 +36,21 @@ def stats_message(
     stats: QueueStats, *, open_credit: int, unmatched: Iterable[tuple[Labels, int]]
 ) -> pb.GetQueueStatsResponse:
     """Encodes queue statistics; `unmatched` are label sets that no runner has, each with its waiting rollouts."""
-    terms = stats.terms
+    queue, terms = stats.queue, stats.queue.terms
     message = pb.GetQueueStatsResponse(
         queued_count=sum(each.queued for each in stats.priorities),
         running_count=sum(each.running for each in stats.priorities),
         delayed_count=sum(each.delayed for each in stats.priorities),
-        runner_count=stats.runners,
+        runner_count=queue.runners,
         open_credit_count=open_credit,
         rules=rules_message(terms.rules),
         weight=round(terms.weight),
         max_running=terms.max_running,
         max_queued=terms.max_queued,
+        pause_reason=queue.pause_reason,
     )
+    if queue.paused_at is not None:
+        message.pause_time.FromDatetime(queue.paused_at)
     ages = [each.oldest_age_s for each in stats.priorities if each.oldest_age_s is not None]
     if ages:
         _set(message.oldest_queued_age, max(ages))
@@ -64,7 +67,7 @@ def stats_message(
         pairs = dict(label.split("=", 1) for label in labels)
         message.unmatched.add(labels=pairs, queued_count=count)
     for paused in stats.paused_agents:
-        names = [rollout_name(stats.project, rollout_id) for rollout_id in paused.rollouts]
+        names = [rollout_name(queue.project, rollout_id) for rollout_id in paused.rollouts]
         message.paused_agents.add(agent=paused.agent, rollouts=names).pause_time.FromDatetime(paused.paused_at)
     return message
 

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Mapping
+from itertools import islice
+from typing import Final, cast
 
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fulmen.ids import attempt_of, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES
+from fulmen_service_kit.security.call_terms import CallTerms
 from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.database.stored import UNREADABLE, read_column
+from fulmen_store.leases.codec import MAX_REPORT_BYTES
 from fulmen_store.leases.leases import Grant
-from fulmen_store.rollouts.feed import FeedPage, FinishedGroup
+from fulmen_store.rollouts.feed import FeedPage
 from fulmen_store.rollouts.feed_cursor import Selection
+from fulmen_store.rollouts.lists import RolloutCounts
 from fulmen_store.rollouts.records import AttemptView, RolloutView, RunningAttempt
+from fulmen_store.rollouts.requests import MAX_STORED_BYTES, RETRY_OF
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind
 
 __all__ = [
+    "attempt_message",
+    "counts_message",
+    "created_rollout",
     "feed_messages",
     "finished_rollout",
     "rollout_of",
@@ -40,7 +51,8 @@ MODE_CLAIMS: Mapping[int, str] = {
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
     """Encodes a rollout without its ended attempts; its `failure_message` says so if the stored request is unreadable."""
-    message = read_column(rollout_pb2.Rollout, view.request) or rollout_pb2.Rollout(failure_message=UNREADABLE)
+    stored = read_column(rollout_pb2.Rollout, view.request, max_bytes=MAX_STORED_BYTES)
+    message = stored or rollout_pb2.Rollout(failure_message=UNREADABLE)
     message.project = view.project
     message.name = rollout_name(view.project, view.rollout_id)
     message.state = view.state.value
@@ -62,15 +74,34 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
     return message
 
 
+def created_rollout(view: RolloutView) -> rollout_pb2.Rollout:
+    """Encodes what the answer to a creation says of a rollout: its name, its state, and which one it runs again."""
+    state = cast("rollout_pb2.RolloutState", view.state.value)
+    message = rollout_pb2.Rollout(name=rollout_name(view.project, view.rollout_id), state=state)
+    again = rollout_of(view).metadata.get(RETRY_OF)
+    if again is not None:
+        message.metadata[RETRY_OF] = again
+    return message
+
+
 def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
-    """Encodes a rollout with its attempts, oldest first; the view has the ended ones."""
+    """Encodes a rollout with its latest attempts, oldest first; the view has the ended ones."""
     message = rollout_of(view)
-    message.ended_attempt_count = len(view.ended)
     attempts: list[AttemptView | RunningAttempt] = [*view.ended, *view.running]
     # A second attempt may have ended before the first.
     for attempt in sorted(attempts, key=lambda each: each.number):
         name = attempt_of(message.name, attempt.number)
-        message.attempts.append(_ended(attempt, name) if isinstance(attempt, AttemptView) else _running(attempt, name))
+        message.attempts.append(
+            attempt_message(attempt, name) if isinstance(attempt, AttemptView) else _running(attempt, name)
+        )
+    return message
+
+
+def counts_message(counts: RolloutCounts) -> selection_pb.CountRolloutsResponse:
+    """Encodes numbers of rollouts, ordered by state and failure kind."""
+    message = selection_pb.CountRolloutsResponse(count=sum(counts.parts.values()), has_more=counts.has_more)
+    for (state, kind), count in sorted(counts.parts.items()):
+        message.parts.add(state=state.value, failure_kind=kind.value, count=count)
     return message
 
 
@@ -80,6 +111,8 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     Raises:
         DecodeError: If the stored request is unreadable.
     """
+    if len(grant.request) > MAX_STORED_BYTES:
+        raise DecodeError
     lease_id, epoch = str(grant.session_id), grant.epoch
     rollout = message.rollout
     rollout.ParseFromString(grant.request)
@@ -96,7 +129,9 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
         epoch=epoch,
         mode=MODE_CLAIMS[rollout.mode],
         ttl_s=math.ceil(timeout_s) + KEY_MARGIN_S,
-        token_budget=rollout.policy.model_token_budget,
+        terms=CallTerms(
+            token_budget=rollout.policy.model_token_budget, training_run=rollout.training_run, agent=rollout.agent
+        ),
     )
 
 
@@ -117,8 +152,10 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
     return message
 
 
-def _ended(view: AttemptView, name: str) -> attempt_pb2.Attempt:
-    message = read_column(attempt_pb2.Attempt, view.report) or attempt_pb2.Attempt(failure_message=UNREADABLE)
+def attempt_message(view: AttemptView, name: str) -> attempt_pb2.Attempt:
+    """Encodes an ended attempt; its `failure_message` says so if the stored report is unreadable."""
+    stored = read_column(attempt_pb2.Attempt, view.report, max_bytes=MAX_REPORT_BYTES)
+    message = stored or attempt_pb2.Attempt(failure_message=UNREADABLE)
     message.name = name
     message.state = view.state.value
     message.failure_kind = view.failure_kind.value
@@ -134,54 +171,51 @@ def _set(field: Timestamp, moment: datetime.datetime) -> None:
     field.FromDatetime(moment)
 
 
-MESSAGE_BYTES: Final = 1024 * 1024
+READ_MEMBERS: Final = 256
 
 
-BATCH_MEMBERS: Final = 256
+READ_BYTES: Final = 4 * 1024 * 1024
 
 
 async def feed_messages(
     page: FeedPage, selection: Selection, table: RolloutTable
 ) -> AsyncIterator[pb.WatchRolloutsResponse]:
-    """Yields the messages of a page; reads a batch when the messages of the previous one have been consumed."""
-    message, size_bytes = pb.WatchRolloutsResponse(), 0
-    for batch in _batches(page.groups):
-        for finished in await _read(batch, selection, table):
-            size_bytes += finished.ByteSize()
-            if message.groups and size_bytes > MESSAGE_BYTES:
-                yield message
-                message, size_bytes = pb.WatchRolloutsResponse(), finished.ByteSize()
-            message.groups.append(finished)
-            message.cursor = finished.cursor
+    """Yields the messages of a page; reads more members when the messages of those before have been consumed.
+
+    A group that is larger than a message goes in parts, in consecutive messages; the last part has the cursor.
+    """
+    message, message_bytes = pb.WatchRolloutsResponse(), 0
+    part, part_bytes = pb.FinishedGroup(), 0
+    members = ((group, rollout_id) for group in page.groups for rollout_id in group.rollout_ids)
+    waiting = list(islice(members, READ_MEMBERS))
+    while waiting:
+        views, read = await table.view_final([rollout_id for _, rollout_id in waiting], max_bytes=READ_BYTES)
+        found = {view.rollout_id: view for view in views}
+        for group, rollout_id in waiting[:read]:
+            if rollout_id in found:
+                member = finished_rollout(found[rollout_id])
+                member_bytes = member.ByteSize()
+                if part.rollouts and part_bytes + member_bytes > MESSAGE_BYTES:
+                    part.group_id = part.group_id or part.rollouts[0].name
+                    if message.groups:
+                        yield message
+                    yield pb.WatchRolloutsResponse(groups=[part])
+                    message, message_bytes = pb.WatchRolloutsResponse(), 0
+                    part, part_bytes = pb.FinishedGroup(group_id=part.group_id), 0
+                part.rollouts.append(member)
+                part_bytes += member_bytes
+                part.group_id = part.group_id or member.group_id
+                part.group_size = len(group.rollout_ids)
+            if rollout_id == group.rollout_ids[-1] and (part.rollouts or part.group_id):
+                part.group_id = part.group_id or part.rollouts[0].name
+                part.cursor = group.cursor.encode(selection)
+                if message.groups and message_bytes + part_bytes > MESSAGE_BYTES:
+                    yield message
+                    message, message_bytes = pb.WatchRolloutsResponse(), 0
+                message.groups.append(part)
+                message_bytes += part_bytes
+                message.cursor = part.cursor
+                part, part_bytes = pb.FinishedGroup(), 0
+        waiting = [*waiting[read:], *islice(members, read)]
     message.cursor = page.cursor.encode(selection)
     yield message
-
-
-def _batches(groups: Sequence[FinishedGroup]) -> Iterator[list[FinishedGroup]]:
-    """Splits groups into batches with few members; a large group is a batch by itself."""
-    batch: list[FinishedGroup] = []
-    members = 0
-    for group in groups:
-        members += len(group.rollout_ids)
-        if batch and members > BATCH_MEMBERS:
-            yield batch
-            batch, members = [], len(group.rollout_ids)
-        batch.append(group)
-    if batch:
-        yield batch
-
-
-async def _read(groups: Sequence[FinishedGroup], selection: Selection, table: RolloutTable) -> list[pb.FinishedGroup]:
-    ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
-    views = {view.rollout_id: view for view in await table.view_final(ids)}
-    read = []
-    for group in groups:
-        members = [finished_rollout(views[rollout_id]) for rollout_id in group.rollout_ids]
-        read.append(
-            pb.FinishedGroup(
-                group_id=members[0].group_id or members[0].name,
-                rollouts=members,
-                cursor=group.cursor.encode(selection),
-            )
-        )
-    return read

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, cast
 from uuid import UUID
 
@@ -17,8 +17,9 @@ from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import AttemptName, attempt_name, parse_attempt_name
 from fulmen.store.v1 import span_pb2, span_service_pb2
 from fulmen.zstd import FrameInvalid, decompress
+from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES
 from fulmen_store.malformed import malformed_request
-from fulmen_store.spans.chunks import Chunk, NewChunk, chunk_problem, compress
+from fulmen_store.spans.chunks import CODEC_ZSTD, MAX_PAYLOAD_BYTES, Chunk, NewChunk, chunk_problem, compress
 from fulmen_store.spans.span_filter import AttributeValue, SpanFacts, SpanFilter
 from fulmen_store.transport.otlp.codec import names_another
 
@@ -28,7 +29,7 @@ __all__ = [
     "Listing",
     "chunk_message",
     "content_problem",
-    "filtered_chunk",
+    "filtered_chunks",
     "read_chunk",
     "read_filter",
 ]
@@ -38,6 +39,10 @@ MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
 MAX_SECONDS: Final = 9_000_000_000
 MAX_NAMES: Final = 32
 MAX_ATTRIBUTES: Final = 16
+MAX_NAME: Final = 1024
+ID_BYTES: Final = 16
+# What a span takes in a list besides its record.
+NAME_BYTES: Final = 160
 
 _NS: Final = 1_000_000_000
 
@@ -53,6 +58,7 @@ class ListedSpan:
     key: bytes
     attempt: AttemptName
     record: span_pb2.SpanRecord
+    size_bytes: int
 
     def __lt__(self, other: ListedSpan) -> bool:
         # Reversed: heapq keeps the smallest on top, but the largest is to be evicted.
@@ -100,15 +106,19 @@ class Listing:
             key = span.start_time_unix_nano.to_bytes(8) + attempt.number.to_bytes(4) + span.span_id[:8].rjust(8, b"\0")
             if (self._after is not None and key <= self._after) or not _matches(self._wanted, record, span):
                 continue
-            self._hold(ListedSpan(key=key, attempt=attempt, record=record))
+            size_bytes = record.ByteSize() + NAME_BYTES
+            if size_bytes > ANSWER_BYTES:
+                record = _outlined(record, span)
+                size_bytes = record.ByteSize() + NAME_BYTES
+            self._hold(ListedSpan(key=key, attempt=attempt, record=record, size_bytes=size_bytes))
 
     def _hold(self, listed: ListedSpan) -> None:
         heapq.heappush(self._heap, listed)
-        self._size_bytes += listed.record.ByteSize()
+        self._size_bytes += listed.size_bytes
         if len(self._heap) > self._limit:
-            self._size_bytes -= heapq.heappop(self._heap).record.ByteSize()
+            self._size_bytes -= heapq.heappop(self._heap).size_bytes
         while self._size_bytes > self._max_bytes and len(self._heap) > 1:
-            self._size_bytes -= heapq.heappop(self._heap).record.ByteSize()
+            self._size_bytes -= heapq.heappop(self._heap).size_bytes
             self.is_cut = True
 
     def spans(self) -> list[ListedSpan]:
@@ -214,13 +224,14 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
     return None if wanted == SpanFilter() else wanted
 
 
-def filtered_chunk(
+def filtered_chunks(
     chunk: Chunk, project: str, wanted: SpanFilter, seen: set[tuple[int, bytes]]
-) -> tuple[span_pb2.SpanChunk | None, int]:
+) -> tuple[list[span_pb2.SpanChunk], int]:
     """Repacks the matching spans of a chunk; drops those in `seen` and adds the others to it.
 
     Returns:
-        The chunk, None if no span is left, and the number of dropped duplicates.
+        Chunks of the same id, one unless they would be larger than what was stored may be, and the number of dropped
+        duplicates.
 
     Raises:
         ChunkUnreadable: If it cannot be unpacked.
@@ -234,13 +245,41 @@ def filtered_chunk(
         seen.add(name)
         if _matches(wanted, record, span):
             records.append(record)
-    if not records:
-        return None, duplicates
-    message = chunk_message(chunk, project)
+    return list(_repacked(chunk, project, records)) if records else [], duplicates
+
+
+def _repacked(chunk: Chunk, project: str, records: list[span_pb2.SpanRecord]) -> Iterator[span_pb2.SpanChunk]:
+    payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
+    if len(payload) > MAX_PAYLOAD_BYTES and len(records) == 1:
+        (record,) = records
+        records = [_outlined(record, trace_pb2.Span.FromString(record.otlp_span))]
+        payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
+    elif len(payload) > MAX_PAYLOAD_BYTES:
+        middle = len(records) // 2
+        yield from _repacked(chunk, project, records[:middle])
+        yield from _repacked(chunk, project, records[middle:])
+        return
+    message = chunk_message(replace(chunk, payload=payload, codec=CODEC_ZSTD), project)
     message.span_count = len(records)
-    message.codec = span_pb2.SPAN_CODEC_ZSTD
-    message.payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
-    return message, duplicates
+    yield message
+
+
+def _outlined(record: span_pb2.SpanRecord, span: trace_pb2.Span) -> span_pb2.SpanRecord:
+    """Returns a span that is too large for a message without what makes it large."""
+    outline = trace_pb2.Span(
+        trace_id=span.trace_id[:ID_BYTES],
+        span_id=span.span_id[:ID_BYTES],
+        parent_span_id=span.parent_span_id[:ID_BYTES],
+        name=span.name[:MAX_NAME],
+        kind=span.kind,
+        start_time_unix_nano=span.start_time_unix_nano,
+        end_time_unix_nano=span.end_time_unix_nano,
+        dropped_attributes_count=span.dropped_attributes_count + len(span.attributes),
+        dropped_events_count=span.dropped_events_count + len(span.events),
+        dropped_links_count=span.dropped_links_count + len(span.links),
+    )
+    outline.status.code = span.status.code
+    return span_pb2.SpanRecord(otlp_span=outline.SerializeToString(), scope=record.scope[:MAX_NAME])
 
 
 def _nanoseconds(message: Timestamp) -> int:

@@ -1,0 +1,1 @@
+"""Benchmarks of work on many machines, which are network namespaces behind shaped lines or nodes of a cluster."""

@@ -1,0 +1,1 @@
+"""Benchmark of routing: agents with growing conversations over engines with prefix caches."""

@@ -1,0 +1,1 @@
+"""One module for each queue, imported in the queues' own environment."""

@@ -1,0 +1,155 @@
+"""`fulmen train --check`: checks a train.toml without a stack, its stages by the rules of the algorithm service installed here.
+
+Where an algorithm service is known, it is asked which GPUs of its machine the stages would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from fulmen.algorithm.v1 import training_run_pb2
+from fulmen.algorithm.v1.training_run_service_pb2 import PlanTrainingRunRequest
+from fulmen.connection import LocalStackMissing
+from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
+from fulmen.train_toml.train import ConfigError, TrainConfig, read_train_config, with_overrides
+from fulmen.training.bundle import Bundle, bundle_lines, pack_bundle
+from fulmen.training.plan import stage_problem, training_run
+from fulmen.training.task_files import read_datasets
+from fulmen_cli.command import Output
+from fulmen_cli.connection import Connection
+from fulmen_cli.output import console, print_json
+
+__all__ = ["check", "packed"]
+
+PROJECT: Final = "projects/default"
+# What a training will have published, or names, when its stages begin.
+ANY_VERSION: Final = "resources/any/versions/1"
+ANY_RUN: Final = f"{PROJECT}/trainingRuns/any"
+UNCHECKED: Final = "the settings of its stages, which were not checked: the algorithm service is not installed here."
+ASK_LIMIT_S: Final = 5.0
+
+
+async def check(
+    path: Path, assignments: Sequence[str], seed: int | None, output: Output, connection: Connection
+) -> None:
+    """Checks a configuration without a stack, and shows what its bundle takes, and where its stages would run.
+
+    Raises:
+        ConfigError: with every problem of the file, of its stages and of its data.
+    """
+    plan, problems = read_train_config(path)
+    plan = with_overrides(plan, assignments, seed=seed)
+    found = _stage_problems(plan)
+    problems += found or ()
+    if all(file.is_file() for file in plan.data.files):
+        try:
+            read_datasets(plan.data)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(f"{path} is not valid.", problems)
+    bundle = packed(plan)
+    gpus, unasked = await _gpu_plans(plan, connection)
+    if output is Output.JSON:
+        files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
+        left_out = [{"name": each.name, "why": each.why} for each in bundle.left_out]
+        asked = {"gpus": gpus, "gpus_not_planned": unasked}
+        print_json({"files": files, "left_out": left_out, "settings_checked": found is not None, **asked})
+        return
+    verdict = f"{path.name} is valid." if found is not None else f"{path.name} is valid, but for {UNCHECKED}"
+    lines = bundle_lines(bundle) if plan.runs_code else []
+    lines += [
+        f"stage {number} ({stage.algorithm}): {text}"
+        for number, stage, text in zip(count(1), plan.stages, gpus, strict=False)
+    ]
+    lines += [f"The GPUs of the stages were not planned: {unasked}"] if unasked else []
+    console().print("\n".join([*lines, verdict, "Nothing was published."]), markup=False, soft_wrap=True)
+
+
+def packed(plan: TrainConfig) -> Bundle:
+    """Packs the folder, or nothing if it has no code to run."""
+    return pack_bundle(plan.folder if plan.runs_code else None, data_files=plan.data.files, agent=plan.agent)
+
+
+def _stage_problems(config: TrainConfig) -> list[str] | None:
+    """Returns the problems of all stages: unknown algorithms, settings that are not valid, inputs that are missing.
+
+    What a deployment allows, such as addresses of engines, and what it has, such as versions, is left to its services.
+
+    Returns:
+        The problems; None if the algorithm service is not installed.
+    """
+    try:
+        from fulmen_algorithm.algorithms.registry import load_registry
+        from fulmen_algorithm.runs.creation.rules import checked_draft
+        from fulmen_algorithm.transport.encode import draft
+    except ImportError:
+        return None
+    registry = load_registry()
+    problems: list[str] = []
+    for index, run in enumerate(_stage_runs(config, registry)):
+        _, violations = checked_draft(draft(run, request_id=""), registry)
+        problems += [stage_problem(config, index, each.field, each.description) for each in violations]
+    return problems
+
+
+async def _gpu_plans(config: TrainConfig, connection: Connection) -> tuple[Sequence[str], str]:
+    """Asks the algorithm service which GPUs of its machine the stages would get.
+
+    Returns:
+        A text for each stage; or none, and why the service was not asked or does not answer.
+
+    Raises:
+        ConfigError: with every reason why they cannot run there.
+        CommandFailed: if a file for the connection cannot be read.
+    """
+    try:
+        target = connection.deployment.targets().algorithm
+    except LocalStackMissing:
+        return (), "no stack is running, and no service is named."
+    first, *later = _stage_runs(config, {})
+    request = PlanTrainingRunRequest(training_run=first, next_stages=later)
+    try:
+        async with connection.open() as client:
+            plans = (await client.training_runs.PlanTrainingRun(request, timeout=ASK_LIMIT_S)).plans
+    except (Unavailable, DeadlineExceeded):
+        return (), f"the algorithm service at {target} does not answer."
+    except FulmenError as error:
+        return (), error.message
+    problems = [
+        f"stage {number} ({stage.algorithm}): {problem}"
+        for number, stage, plan in zip(count(1), config.stages, plans, strict=False)
+        for problem in plan.problems
+    ]
+    if problems:
+        raise ConfigError(f"{config.file} cannot run at {target}.", problems)
+    return [plan.text for plan in plans], ""
+
+
+def _stage_runs(config: TrainConfig, registry: Mapping[str, Any]) -> list[training_run_pb2.TrainingRun]:
+    """Returns the runs of all stages, as if everything that they name were published; `registry` has the known algorithms."""
+    own = ("agent",) if config.agent is not None else ()
+    inputs = dict.fromkeys((*own, "bundle", *config.data.uses), ANY_VERSION)
+    if config.data.rollouts:
+        inputs["rollouts"] = ANY_RUN
+    runs: list[training_run_pb2.TrainingRun] = []
+    continues = False
+    for stage in config.stages:
+        entry = registry.get(stage.algorithm)
+        trains = entry is None or entry.trains
+        runs.append(
+            training_run(
+                config,
+                stage,
+                name="",
+                inputs=inputs,
+                read={stage.algorithm: entry.inputs if entry else ()},
+                continues=continues,
+                trains=trains,
+            )
+        )
+        continues = continues or trains
+    return runs

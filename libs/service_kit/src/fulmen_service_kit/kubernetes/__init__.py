@@ -1,0 +1,1 @@
+"""A Kubernetes cluster: its API, and what its documents say."""

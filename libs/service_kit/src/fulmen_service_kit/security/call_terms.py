@@ -1,0 +1,31 @@
+"""What limits the model calls of an attempt, as its key says."""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTerms:
+    """What limits the model calls of an attempt, beside the limits of its project.
+
+    Attributes:
+        token_budget: Maximum tokens of its model calls; 0 for the project's limit.
+        training_run: Name of its training run, whose budget they use up; empty without one.
+        agent: Version of its agent, whose budget they use up; empty without one.
+    """
+
+    token_budget: int = 0
+    training_run: str = ""
+    agent: str = ""
+
+    def claims(self) -> str:
+        """Returns the claims of a key, as they follow others in a JSON object; empty without terms."""
+        budget = f',"bud":{self.token_budget}' if self.token_budget else ""
+        run = f',"run":{_quoted(self.training_run)}' if self.training_run else ""
+        agent = f',"agt":{_quoted(self.agent)}' if self.agent else ""
+        return budget + run + agent
+
+
+NO_TERMS: Final = CallTerms()
+_quoted = json.encoder.encode_basestring_ascii

@@ -1,0 +1,1 @@
+"""Groups of processes on one machine or many: started by an existing engine, told of their deaths, stopped."""

@@ -1,0 +1,1 @@
+"""Groups as Jobs of a Kubernetes cluster."""

@@ -1,0 +1,71 @@
+"""A model of which each rank reads its own part: no rank ever holds all weights.
+
+The library builds the model without memory (device "meta"), lets its weights be replaced by distributed tensors, and then
+reads from the files what this rank holds of each. Names, converted weights, tied weights and buffers are its business.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from fulmen_exchange.parts import local, placed
+
+
+def load_part(model_dir: Path | str, mesh: DeviceMesh) -> PreTrainedModel:
+    """Loads this rank's rows of every weight in float32, as distributed tensors; nothing is downloaded.
+
+    Raises:
+        OSError: if the directory holds no model.
+    """
+    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    with torch.device("meta"):
+        own: Any = type(AutoModelForCausalLM.from_config(config))
+
+    class InParts(own):
+        @classmethod
+        def maybe_distribute_model(cls, model: Any, *_: object) -> Any:
+            """Is called by the library between building and reading."""
+            model.__class__ = own
+            replace_parameters(model, lambda parameter: part_of(parameter, mesh))
+            return model
+
+    # A configuration of one rank: the library calls the method above and distributes nothing itself.
+    alone = DistributedConfig()
+    model: PreTrainedModel = InParts.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, distributed_config=alone
+    )
+    del model.config.distributed_config
+    return model
+
+
+def part_of(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
+    """Returns this rank's rows of a parameter that it has whole, as a distributed tensor; another part as it is."""
+    if isinstance(parameter, DTensor):
+        return parameter
+    part: Tensor = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+    if not parameter.is_meta:
+        # A copy: a view would keep the whole parameter in memory.
+        part = placed(local(part).clone(), part)
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def without_memory(parameter: nn.Parameter) -> nn.Parameter:
+    """Returns a parameter of the same shape that has no memory."""
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+
+
+def replace_parameters(module: nn.Module, new: Any) -> None:
+    """Replaces each parameter by `new(parameter)`, once: tied ones stay tied."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if parameter not in made:
+                made[parameter] = new(parameter)
+            setattr(part, name, made[parameter])

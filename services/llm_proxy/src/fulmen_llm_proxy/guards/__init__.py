@@ -1,0 +1,1 @@
+"""Guards: checks of the operator's own, before and after a call."""

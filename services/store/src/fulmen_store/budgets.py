@@ -1,0 +1,40 @@
+"""Budgets in dollars: what they are of, and for how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from fulmen.errors import Violation
+
+__all__ = ["PERIODS", "SUBJECT", "Budget", "budget_problems"]
+
+MAX_BUDGETS: Final = 256
+MAX_MICROS: Final = 10**15
+SUBJECT: Final = re.compile(r"project|(?=.{1,128}$)(key|agent|run)/[A-Za-z0-9._-]+")
+PERIODS: Final = range(3)
+"""Numbers of `fulmen.store.v1.BudgetPeriod`."""
+
+Budget = tuple[str, int, int]
+"""Subject, period, millionths of a dollar."""
+
+
+def budget_problems(budgets: Sequence[Budget]) -> Iterator[Violation]:
+    """Yields the violations of a project's budgets."""
+    where = "project.model_limits.budgets"
+    if len(budgets) > MAX_BUDGETS:
+        yield Violation(field=where, description=f"has more than {MAX_BUDGETS} entries")
+    seen: set[tuple[str, int]] = set()
+    for index, (subject, period, micros) in enumerate(budgets[:MAX_BUDGETS]):
+        field = f"{where}[{index}]"
+        if not SUBJECT.fullmatch(subject):
+            text = f"{subject[:128]!r} is not project, key/TOKEN_ID, agent/ID or run/ID"
+            yield Violation(field=f"{field}.subject", description=text)
+        if period not in PERIODS:
+            yield Violation(field=f"{field}.period", description="is not a known period")
+        if not 1 <= micros <= MAX_MICROS:
+            yield Violation(field=f"{field}.limit_micros", description=f"is {micros}, allowed are 1 to {MAX_MICROS}")
+        if (subject, period) in seen:
+            yield Violation(field=field, description="is the second of this subject and period")
+        seen.add((subject, period))
