@@ -256,7 +256,9 @@ class Queue(QueueClients):
 
     def _sweep(self, replica: int, *expired: str) -> None:
         self.model.ended_sessions.update(expired)
-        self.model.expired |= {session: len(self.model.held_by(session)) for session in expired}
+        for session in expired:
+            held = self.model.held_by(session)
+            self.model.expired |= dict.fromkeys(held, len(held))
         lost = self.model.swept()
         assert self.world.run(self.role(replica, "lease-sweeper").sweep_once()) == lost
         for stream in self.streams():
@@ -310,7 +312,10 @@ class Queue(QueueClients):
                 self.world.run(self.world.stubs[replica].rollouts.RetryRollouts(request))
             return
         (new,) = self.world.run(self.world.stubs[replica].rollouts.RetryRollouts(request)).rollouts
-        copy = rollout_pb2.Rollout(project=new.project, priority=new.priority, policy=new.policy)
+        # The answer has the new one's name and state only.
+        copy = rollout_pb2.Rollout(
+            project=self.world.project, priority=rollout.request.priority, policy=rollout.request.policy
+        )
         self.model.created([new.name], [copy])
         if again:
             (same,) = self.world.run(self.world.stubs[1 - replica].rollouts.RetryRollouts(request)).rollouts

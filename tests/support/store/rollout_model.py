@@ -125,8 +125,8 @@ class RolloutModel:
     def __init__(self) -> None:
         self.rollouts: dict[str, Modelled] = {}
         self.ended_sessions: set[str] = set()
-        # How many leases each session held when it expired.
-        self.expired: dict[str, int] = {}
+        # Leases whose session expired, and how many it held then. What it got afterwards never ran.
+        self.expired: dict[Lease, int] = {}
 
     def created(self, names: Sequence[str], requests: Iterable[rollout_pb2.Rollout]) -> None:
         """Takes in new rollouts."""
@@ -177,7 +177,7 @@ class RolloutModel:
         """Loses every lease of a session that is over; returns how many."""
         lost = [lease for lease in self.held() if lease.session in self.ended_sessions]
         for lease in lost:
-            self.rollouts[lease.name].end(FailureKind.LEASE_LOST, None, beside=self.expired.get(lease.session))
+            self.rollouts[lease.name].end(FailureKind.LEASE_LOST, None, beside=self.expired.get(lease))
         return len(lost)
 
     def held(self) -> list[Lease]:
