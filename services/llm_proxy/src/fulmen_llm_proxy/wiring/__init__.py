@@ -1,0 +1,1 @@
+"""Creates the parts of the proxy: what all of it shares, and what a call goes through."""

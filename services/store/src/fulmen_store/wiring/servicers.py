@@ -1,0 +1,198 @@
+"""The servicers of the store, and the use cases that only they need."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import grpc.aio
+
+from fulmen.keda import externalscaler_pb2_grpc
+from fulmen.store.v1 import (
+    call_service_pb2_grpc,
+    lease_service_pb2_grpc,
+    peer_service_pb2_grpc,
+    project_service_pb2_grpc,
+    resource_service_pb2_grpc,
+    rollout_service_pb2_grpc,
+    run_lease_service_pb2_grpc,
+    runner_registry_service_pb2_grpc,
+    secret_service_pb2_grpc,
+    span_service_pb2_grpc,
+    usage_service_pb2_grpc,
+)
+from fulmen_service_kit.http.server import HttpServer, bind
+from fulmen_service_kit.lifecycle import Role
+from fulmen_service_kit.rpc.server import RpcServer
+from fulmen_service_kit.security.keys import StoreKeys
+from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
+from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_store.calls.table import CallTable
+from fulmen_store.database.database import Database
+from fulmen_store.leases.table import AttemptCheckTable
+from fulmen_store.projects.projects import Projects
+from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
+from fulmen_store.projects.table import ProjectTable, TokenTable
+from fulmen_store.projects.tokens import Tokens
+from fulmen_store.resources.resources import Resources
+from fulmen_store.resources.watch import ResourceWatcher
+from fulmen_store.retention.retention import AgeRetention, CallRetention, Retention, UsageRetention
+from fulmen_store.retention.table import RetentionTable, UpkeepTable
+from fulmen_store.rollouts.changes import ChangeTable, QueueChanges
+from fulmen_store.rollouts.dead_letters import DeadLetters
+from fulmen_store.rollouts.deletion import Deletion, DeletionTable
+from fulmen_store.rollouts.feed import FeedFollower
+from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
+from fulmen_store.run_leases.table import RunLeaseTable
+from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
+from fulmen_store.sealed_secrets.table import SecretTable
+from fulmen_store.settings import StoreSettings
+from fulmen_store.spans.blobs import Blobs, open_storage
+from fulmen_store.spans.following import SpanFollower
+from fulmen_store.spans.spans import Spans
+from fulmen_store.spans.table import SpanTable
+from fulmen_store.transport.call_service import CallService
+from fulmen_store.transport.lease_service import LeaseService
+from fulmen_store.transport.otlp.http import OtlpHttpApp
+from fulmen_store.transport.otlp.ingest import OtlpIngest
+from fulmen_store.transport.peer_service import PeerService
+from fulmen_store.transport.project_service import ProjectService
+from fulmen_store.transport.registry_service import RunnerRegistryService
+from fulmen_store.transport.resource_service import ResourceService
+from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.run_lease_service import RunLeaseService
+from fulmen_store.transport.scaler_service import ScalerService
+from fulmen_store.transport.secret_service import SecretService
+from fulmen_store.transport.span_service import SpanService, add_trace_service
+from fulmen_store.transport.usage_service import UsageService
+from fulmen_store.usage.sync import UsageSync
+from fulmen_store.usage.table import UsageTable
+from fulmen_store.wiring.queue_parts import Queue
+
+__all__ = ["Servicers"]
+
+
+class Servicers:
+    """The servicers and their background roles."""
+
+    server: RpcServer
+
+    def __init__(
+        self,
+        queue: Queue,
+        database: Database,
+        settings: StoreSettings,
+        *,
+        keys: StoreKeys,
+        verifier: TokenVerifier,
+    ) -> None:
+        """Creates the servicers; `server` is set once it has been built."""
+        self._settings, self._database = settings, database
+        stopping, poll_s = queue.stopping, settings.poll_interval_s
+        wakeups, rollouts, lists = queue.wakeups, queue.rollout_table, RolloutLists(database, queue.project_names)
+        usage, projects, tokens = UsageTable(database), ProjectTable(database), TokenTable(database)
+        blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
+        deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=blobs)
+        self.rollouts = RolloutService(
+            rollouts=queue.rollouts, table=rollouts, lists=lists,
+            changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
+            deletion=deletion,
+            dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
+            feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
+            dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
+        )  # fmt: skip
+        self.leases = LeaseService(
+            sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
+            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
+            stopping=stopping,
+        )  # fmt: skip
+        self.resources = ResourceService(
+            resources=Resources(table=queue.resource_table, wakeups=wakeups),
+            watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
+            table=queue.resource_table,
+            rollouts=rollouts,
+            metrics=queue.metrics,
+            stopping=stopping,
+        )
+        self.projects = ProjectService(
+            projects=Projects(table=projects, wakeups=wakeups),
+            tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
+            table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
+        )  # fmt: skip
+        self.secrets, resealer = _secrets(queue, database, keys)
+        self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
+        self.registry = RunnerRegistryService(
+            table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
+        )
+        self.scaler = ScalerService(
+            demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=stopping
+        )
+        self.peers = PeerService(queue.receiver)
+        self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
+        recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
+        self.calls = CallService(table=recorded, projects=queue.project_names)
+        chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
+        spans = Spans(
+            table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
+            traces=queue.traces, wakeups=wakeups,
+        )  # fmt: skip
+        follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
+        self.spans = SpanService(
+            spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
+        )
+        self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
+        self.roles: dict[str, Role] = {
+            "span-committer": spans.committer,
+            "span-packer": spans.packer,
+            "retention": Retention(table=RetentionTable(database), blobs=blobs),
+            "age-retention": AgeRetention(table=UpkeepTable(database)),
+            "usage-retention": UsageRetention(table=usage),
+            "call-retention": CallRetention(table=recorded),
+            "secret-resealer": resealer,
+            "project-remover": ProjectRemover(
+                projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
+            ),
+        }
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the servicers to a server."""
+        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(self.rollouts, server)
+        lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self.leases, server)
+        resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
+        project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
+        usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
+        secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
+        runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
+        externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
+        run_lease_service_pb2_grpc.add_RunLeaseServiceServicer_to_server(self.run_leases, server)
+        peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
+        span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
+        call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)
+        add_trace_service(self.ingest, server)
+
+    def serve_http(self, server: RpcServer, stack: AsyncExitStack) -> HttpServer:
+        """Binds the port of OTLP/HTTP, which authenticates callers as the gRPC server does."""
+        settings = self._settings
+        app = OtlpHttpApp(
+            ingest=self.ingest,
+            authenticator=server.authenticator,
+            limits=server.limits,
+            max_body_bytes=settings.max_message_bytes,
+            database=self._database,
+        )
+        listener = bind(settings.host, settings.http_port)
+        http = HttpServer(app=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
+        stack.callback(http.close)
+        return http
+
+
+def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretService, SecretResealer]:
+    """Returns the servicer of secrets, and the role that seals them anew."""
+    table, sealer = SecretTable(database), Sealer(keys.lines, SECRETS_LABEL)
+    service = SecretService(
+        secrets=Secrets(table=table, sealer=sealer),
+        table=table,
+        resources=queue.resource_table,
+        projects=queue.project_names,
+        proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
+    )
+    return service, SecretResealer(table=table, sealer=sealer)
