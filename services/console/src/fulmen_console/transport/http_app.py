@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib.resources import files
 from typing import Final
 
 import structlog
@@ -14,7 +16,14 @@ from fulmen_service_kit.http.wire import CallerGone, Message, Receive, Scope, Se
 __all__ = ["ConsoleApp"]
 
 HEALTH_PATH: Final = "/healthz"
+OPENAPI_PATH: Final = "/openapi.json"
 _log = structlog.get_logger()
+
+
+@lru_cache(maxsize=1)
+def _openapi() -> bytes:
+    """Returns the description of the rpcs, which tools/openapi.py makes from the protos."""
+    return files("fulmen_console").joinpath("openapi.json").read_bytes()
 
 
 class ConsoleApp:
@@ -58,7 +67,9 @@ class ConsoleApp:
             raise Draining("The console is stopping. Try again.")
         path = whole.removeprefix(self._prefix) if whole.startswith(f"{self._prefix}/") else ""
         here = {**scope, "path": path, "root_path": self._prefix}
-        if path in (SESSION_PATH, CODES_PATH):
+        if path == OPENAPI_PATH and scope["method"] == "GET":
+            await respond(send, 200, _openapi())
+        elif path in (SESSION_PATH, CODES_PATH):
             await self._sessions(here, receive, send)
         elif path in self._gateway.paths:
             await self._gateway(here, receive, send)
