@@ -149,3 +149,15 @@ async def test_other_methods_and_addresses_are_refused(browser: Browser) -> None
     assert (await browser.send("GET", f"/{LIST}")).status == 405
     assert (await browser.send("GET", "/nothing")).status == 404
     assert (await browser.send("GET", "/healthz")).status == 200
+
+
+async def test_no_answer_is_kept_by_caches_or_taken_for_a_page(browser: Browser, store: StoreHandle) -> None:
+    answers = (
+        await browser.call(LIST, token=store.token(Role.READER)),
+        await browser.call(LIST),
+        await browser.sign_in(store.token(Role.READER)),
+        await browser.send("GET", "/openapi.json"),
+        await browser.send("GET", "/nothing"),
+    )
+    for answer in answers:
+        assert (answer.headers["cache-control"], answer.headers["x-content-type-options"]) == ("no-store", "nosniff")

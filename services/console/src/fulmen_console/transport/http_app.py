@@ -11,11 +11,12 @@ import structlog
 from fulmen.errors import Draining, FulmenError, InternalError, NotFound
 from fulmen_console.gateway.forwarding import Gateway
 from fulmen_console.transport.session_app import CODES_PATH, SESSION_PATH, SessionApp, respond_with_error
-from fulmen_service_kit.http.wire import CallerGone, Message, Receive, Scope, Send, respond
+from fulmen_service_kit.http.wire import CallerGone, Header, Message, Receive, Scope, Send, respond
 
 __all__ = ["ConsoleApp"]
 
 HEALTH_PATH: Final = "/healthz"
+_PRIVATE: Final[tuple[Header, ...]] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 OPENAPI_PATH: Final = "/openapi.json"
 _log = structlog.get_logger()
 
@@ -42,7 +43,9 @@ class ConsoleApp:
 
         async def sent(message: Message) -> None:
             nonlocal is_started
-            is_started = True
+            if not is_started:
+                is_started = True
+                message["headers"] = [*message["headers"], *_PRIVATE]
             await send(message)
 
         try:

@@ -57,7 +57,7 @@ class SessionApp:
         except FulmenError as error:
             await respond_with_error(send, error, unread=receive)
             return
-        await respond(send, status, json.dumps(body).encode() if body else b"", extra=[*extra, *_PRIVATE])
+        await respond(send, status, json.dumps(body).encode() if body else b"", extra=extra)
 
     async def _answer(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, Any], list[Header]]:
         if scope["path"] == CODES_PATH:
@@ -94,13 +94,10 @@ class SessionApp:
         return found
 
 
-_PRIVATE: Final[tuple[Header, ...]] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-
-
 async def respond_with_error(send: Send, error: FulmenError, *, unread: Receive | None = None) -> None:
     """Sends an error as the Connect protocol does: code and message."""
     body = {"code": error.code.value.lower(), "message": error.message}
-    extra: list[Header] = list(_PRIVATE)
+    extra: list[Header] = []
     if error.retry_after_s is not None:
         extra.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
     await respond(send, _STATUS.get(error.code, 500), json.dumps(body).encode(), extra=extra, unread=unread)
