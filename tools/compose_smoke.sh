@@ -94,7 +94,7 @@ await_targets() {
 
 if command -v prometheus >/dev/null; then
   watch_by_prometheus
-  for job in store:2 llm_proxy:2 runner:2 algorithm:1; do await_targets "${job%:*}" "${job#*:}"; done
+  for job in store:2 llm_proxy:2 runner:2 algorithm:1 console:1; do await_targets "${job%:*}" "${job#*:}"; done
   echo "compose-smoke: Prometheus scrapes all of them"
 fi
 

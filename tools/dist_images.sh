@@ -23,7 +23,7 @@ if [ -x .venv/bin/python ]; then
   done
 fi
 
-for service in store llm_proxy runner algorithm; do
+for service in store llm_proxy runner algorithm console; do
   image=${REGISTRY:+$REGISTRY/}fulmen-${service//_/-}
   arguments=(--file deploy/docker/Dockerfile --network "${FULMEN_BUILD_NETWORK:-default}" --tag "$image:$version"
     --build-arg "SERVICE=$service" --build-arg "VERSION=$version" --build-arg "REVISION=$revision"

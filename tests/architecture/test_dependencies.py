@@ -20,6 +20,7 @@ DECLARED_ONLY: dict[str, set[str]] = {
 # Whose import root is shared, so that it does not say which distribution is meant.
 SHARED_ROOTS = {
     "opentelemetry.exporter.prometheus": "opentelemetry-exporter-prometheus",
+    "protobuf": "protobuf-py",
     "google.rpc": "googleapis-common-protos",
     "google.protobuf": "protobuf",
     "opentelemetry.proto": "opentelemetry-proto",

@@ -45,6 +45,6 @@ SERVICE_KIT = Distribution(folder=ROOT / "libs/service_kit", import_root="fulmen
 GRADIENT_EXCHANGE = Distribution(folder=ROOT / "libs/gradient_exchange", import_root="fulmen_exchange")
 SERVICES = tuple(
     Distribution(folder=ROOT / "services" / name, import_root=f"fulmen_{name}")
-    for name in ("store", "runner", "llm_proxy", "algorithm")
+    for name in ("store", "runner", "llm_proxy", "algorithm", "console")
 )
 DISTRIBUTIONS = (SDK, CLI, SERVICE_KIT, GRADIENT_EXCHANGE, *SERVICES)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,8 +72,10 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
 
     status = json.loads(fulmen("status", "--output", "json", *there).stdout)
     assert status["healthy"]
-    assert set(status["health"]) == {"store", "llm_proxy", "algorithm", "runner-1"}
+    assert set(status["health"]) == {"store", "llm_proxy", "algorithm", "console", "runner-1"}
     assert status["queue"] is not None
+    assert called_as_json(state, "fulmen.store.v1.RolloutService/ListRollouts") == {}
+    assert "algorithms" in called_as_json(state, "fulmen.algorithm.v1.TrainingRunService/ListAlgorithms")
 
     again = fulmen("up", *there)
     assert "already running" in again.stdout
@@ -93,6 +96,21 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     assert shown["name"] == created[0]["name"]
     # A client that waits for the stack knows it by the ports that it had.
     assert StackFolder(state).read_running().service("store").ports["store"] == port
+
+
+def called_as_json(folder: Path, rpc: str) -> object:
+    """Calls an rpc through the console with the token of the command line, as curl does."""
+    record = StackFolder(folder).read_running()
+    request = urllib.request.Request(
+        f"{record.targets['console_http']}/{rpc}",
+        data=b"{}",
+        headers={
+            "Authorization": f"Bearer {(folder / 'client.token').read_text().strip()}",
+            "Content-Type": "application/json",
+        },
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
 
 
 def readable_by_others(folder: Path) -> list[str]:

@@ -39,6 +39,7 @@ OF_OTHERS = {
     "pip",
     "printf",
     "psql",
+    "curl",
     "tar",
     "torchrun",
     "tr",
@@ -47,7 +48,7 @@ OF_OTHERS = {
 # Programs of others, whose arguments may be files of ours.
 NAME_FILES = {"docker", "helm", "."}
 SERVICES = {"fulmen-store": "fulmen_store", "fulmen-runner": "fulmen_runner", "fulmen-algorithm": "fulmen_algorithm"}
-SERVICES["fulmen-llm-proxy"] = "fulmen_llm_proxy"
+SERVICES["fulmen-llm-proxy"], SERVICES["fulmen-console"] = "fulmen_llm_proxy", "fulmen_console"
 
 
 class Unread(Exception):

@@ -224,7 +224,8 @@ Act = Callable[[Peer], Awaitable[bool]]
 
 async def serve_well(peer: Peer) -> bool:
     """Answers as the API's own server would."""
-    if peer.streams:
+    # An API without events, such as embeddings, answers whole whatever was asked.
+    if peer.streams and peer.asked.path in EVENTS:
         await peer.stream(*peer.events)
         await peer.send(STREAM_END)
     else:

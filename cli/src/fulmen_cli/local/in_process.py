@@ -125,6 +125,11 @@ def _parts_of(kind: str) -> tuple[type[ServiceSettings], Build]:
             from fulmen_algorithm.settings import AlgorithmServiceSettings
 
             return AlgorithmServiceSettings, algorithm.build
+        case "console":
+            from fulmen_console import app as console
+            from fulmen_console.settings import ConsoleSettings
+
+            return ConsoleSettings, console.build
         case "runner":
             from fulmen_runner import app as runner
             from fulmen_runner.settings import RunnerSettings

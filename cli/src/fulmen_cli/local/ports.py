@@ -29,6 +29,9 @@ DEFAULT_PORTS: Final[Mapping[str, int]] = MappingProxyType(
         "algorithm_metrics": 7302,
         "runner": 7401,
         "runner_metrics": 7402,
+        "console_http": 7500,
+        "console": 7501,
+        "console_metrics": 7502,
     }
 )
 LOOPBACK: Final = "127.0.0.1"

@@ -38,6 +38,7 @@ MODULES: Final[Mapping[str, str]] = MappingProxyType(
         "store": "fulmen_store",
         "llm_proxy": "fulmen_llm_proxy",
         "algorithm": "fulmen_algorithm",
+        "console": "fulmen_console",
         "runner": "fulmen_runner",
     }
 )
@@ -98,7 +99,7 @@ def runner_names(count: int) -> list[str]:
 def port_names(runners: int) -> list[str]:
     """Returns the names of all ports of a stack."""
     names = ["store", "store_metrics", "store_http", "llm_proxy", "llm_proxy_http", "llm_proxy_metrics"]
-    names += ["algorithm", "algorithm_metrics"]
+    names += ["algorithm", "algorithm_metrics", "console_http", "console", "console_metrics"]
     for runner in runner_names(runners):
         names += [runner, f"{runner}_metrics"]
     return names
@@ -111,6 +112,7 @@ def targets_of(ports: Mapping[str, int]) -> dict[str, str]:
         "llm_proxy": f"{LOOPBACK}:{ports['llm_proxy']}",
         "llm_proxy_http": f"http://{LOOPBACK}:{ports['llm_proxy_http']}",
         "algorithm": f"{LOOPBACK}:{ports['algorithm']}",
+        "console_http": f"http://{LOOPBACK}:{ports['console_http']}",
     }
 
 
@@ -138,7 +140,7 @@ def plan_services(plan: StackPlan, inherited: Mapping[str, str]) -> tuple[Servic
     Raises:
         StackError: if it sets what the stack itself decides.
     """
-    services = [_store(plan), _llm_proxy(plan), _algorithm(plan)]
+    services = [_store(plan), _llm_proxy(plan), _algorithm(plan), _console(plan)]
     services += [_runner(plan, name) for name in runner_names(plan.runners)]
     return tuple(_with_inherited(service, inherited) for service in services)
 
@@ -261,6 +263,24 @@ def _algorithm(plan: StackPlan) -> ServiceSpec:
             "FULMEN_ALGORITHM_MODEL_ROOTS": "/",
             # Likewise any model that the person's own token may read.
             "FULMEN_ALGORITHM_HUB_MODELS": "*",
+        },
+    )
+
+
+def _console(plan: StackPlan) -> ServiceSpec:
+    ports = {name: plan.ports[name] for name in ("console", "console_http", "console_metrics")}
+    targets = targets_of(plan.ports)
+    return ServiceSpec(
+        name="console",
+        kind="console",
+        module=MODULES["console"],
+        grpc_port_name="console",
+        ports=ports,
+        environment={
+            **_common(plan, "console", "console", port=ports["console"]),
+            **_metrics("console", ports["console_metrics"]),
+            "FULMEN_CONSOLE_HTTP_PORT": str(ports["console_http"]),
+            **{f"FULMEN_CONSOLE_{name.upper()}_TARGET": targets[name] for name in ("store", "llm_proxy", "algorithm")},
         },
     )
 

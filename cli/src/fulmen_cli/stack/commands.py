@@ -267,6 +267,7 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
             f"{' and '.join(trusting.values())} to sandbox."
         )
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
+    screen.print(f"Every rpc as JSON over HTTP: {record.targets['console_http']} (docs/http-api.md).")
 
 
 def _stay(supervisor: subprocess.Popen[bytes]) -> None:

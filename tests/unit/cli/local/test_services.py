@@ -32,7 +32,7 @@ def planned(environment: dict[str, str]) -> dict[str, ServiceSpec]:
 
 
 def test_services_start_in_the_order_of_their_needs() -> None:
-    assert list(planned({})) == ["store", "llm_proxy", "algorithm", "runner-1", "runner-2"]
+    assert list(planned({})) == ["store", "llm_proxy", "algorithm", "console", "runner-1", "runner-2"]
 
 
 def test_vendors_usual_variables_reach_the_proxy_and_runners_whose_agents_inherit_them_alone() -> None:
@@ -104,7 +104,7 @@ def test_every_service_has_its_own_ports_and_ready_file() -> None:
     ports = [port for service in services for port in service.ports.values()]
     files = [service.environment[f"FULMEN_{service.kind.upper()}_READY_FILE"] for service in services]
 
-    assert len(set(ports)) == len(ports) == 12
+    assert len(set(ports)) == len(ports) == 15
     assert len(set(files)) == len(files)
 
 

@@ -143,13 +143,16 @@ class FollowedClock:
         return self._ahead_of_monotonic_s - before_s
 
 
-def followed_at_store(channel: FulmenChannel, *, keys: PublishedKeys, clock: FollowedClock) -> Fetch:
+def followed_at_store(
+    channel: FulmenChannel, *, keys: PublishedKeys, clock: FollowedClock, with_revoked: bool = True
+) -> Fetch:
     """Returns a function that reads keys and time from the store, and returns revoked tokens.
 
     Args:
-        channel: Channel to the store; its token needs role service or admin.
+        channel: Channel to the store; for revoked tokens, its token needs role service or admin.
         keys: Keys that it updates.
         clock: Clock that it corrects.
+        with_revoked: Whether it reads revoked tokens.
     """
     stub = project_service_pb2_grpc.ProjectServiceStub(channel)
     gauge = metrics.get_meter("fulmen.clock").create_gauge(
@@ -162,6 +165,8 @@ def followed_at_store(channel: FulmenChannel, *, keys: PublishedKeys, clock: Fol
         keys.replace(key.public_key for key in published.keys)
         clock.observe(published.server_time.ToNanoseconds() / 1e9, took_s=time.monotonic() - begun_s)
         gauge.set(clock.skew_s)
+        if not with_revoked:
+            return ()
         answer = await stub.ListRevokedTokens(project_service_pb2.ListRevokedTokensRequest(), timeout=LIMIT_S)
         return list(answer.token_ids)
 
@@ -191,7 +196,24 @@ def follow_store(channel: FulmenChannel, keys: PublishedKeys, *, runs: Runs | No
         keys: Keys to verify with, which are kept up to date.
         runs: Asks the store about attempts whose keys look expired; see `TokenVerifier`.
     """
+    return _followed(channel, keys, runs=runs, with_revoked=True)
+
+
+def follow_published_keys(channel: FulmenChannel, keys: PublishedKeys) -> FollowedStore:
+    """Returns what follows only what the store shows everyone, for a service that has no token of its own.
+
+    It tells forged tokens from others. Revoked ones are refused by the services that it calls with them.
+
+    Args:
+        channel: Channel to the store, without a token.
+        keys: Keys to verify with, which are kept up to date.
+    """
+    return _followed(channel, keys, runs=None, with_revoked=False)
+
+
+def _followed(channel: FulmenChannel, keys: PublishedKeys, *, runs: Runs | None, with_revoked: bool) -> FollowedStore:
     revoked, clock = RevokedTokens(), FollowedClock()
-    follower = RevocationFollower(revoked=revoked, fetch=followed_at_store(channel, keys=keys, clock=clock))
+    fetch = followed_at_store(channel, keys=keys, clock=clock, with_revoked=with_revoked)
+    follower = RevocationFollower(revoked=revoked, fetch=fetch)
     verifier = TokenVerifier(keys, revoked=revoked, clock=clock, look_up=follower.look_early, runs=runs)
     return FollowedStore(follower=follower, verifier=verifier, clock=clock)

@@ -1,0 +1,1 @@
+"""The console: rpcs of all services over HTTP, and sessions for browsers."""

@@ -1,0 +1,1 @@
+"""Rpcs of the services over HTTP."""

@@ -1,0 +1,80 @@
+"""Routes the requests of the HTTP port; the only handler of unexpected exceptions."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.resources import files
+from typing import Final
+
+import structlog
+
+from fulmen.errors import Draining, FulmenError, InternalError, NotFound
+from fulmen_console.gateway.forwarding import Gateway
+from fulmen_console.transport.session_app import CODES_PATH, SESSION_PATH, SessionApp, respond_with_error
+from fulmen_service_kit.http.wire import CallerGone, Header, Message, Receive, Scope, Send, respond
+
+__all__ = ["ConsoleApp"]
+
+HEALTH_PATH: Final = "/healthz"
+_PRIVATE: Final[tuple[Header, ...]] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+OPENAPI_PATH: Final = "/openapi.json"
+_log = structlog.get_logger()
+
+
+@lru_cache(maxsize=1)
+def _openapi() -> bytes:
+    """Returns the description of the rpcs, which tools/openapi.py makes from the protos."""
+    return files("fulmen_console").joinpath("openapi.json").read_bytes()
+
+
+class ConsoleApp:
+    """The ASGI application of the console."""
+
+    def __init__(self, *, gateway: Gateway, sessions: SessionApp, path_prefix: str) -> None:
+        """Initializes the application; paths are below the prefix."""
+        self.draining = False
+        self._gateway = gateway
+        self._sessions = sessions
+        self._prefix = path_prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request (ASGI)."""
+        is_started = False
+
+        async def sent(message: Message) -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                message["headers"] = [*message["headers"], *_PRIVATE]
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, sent)
+        except CallerGone:
+            return
+        except Exception as error:
+            _log.exception("request_failed", path=scope["path"][:256])
+            if is_started:
+                raise
+            known = error if isinstance(error, FulmenError) else InternalError("The console failed; its log says why.")
+            await respond_with_error(send, known)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        whole = scope["path"]
+        if whole == HEALTH_PATH:
+            await respond(
+                send, 503 if self.draining else 200, b"draining\n" if self.draining else b"ok\n", b"text/plain"
+            )
+            return
+        if self.draining:
+            raise Draining("The console is stopping. Try again.")
+        path = whole.removeprefix(self._prefix) if whole.startswith(f"{self._prefix}/") else ""
+        here = {**scope, "path": path, "root_path": self._prefix}
+        if path == OPENAPI_PATH and scope["method"] == "GET":
+            await respond(send, 200, _openapi())
+        elif path in (SESSION_PATH, CODES_PATH):
+            await self._sessions(here, receive, send)
+        elif path in self._gateway.paths:
+            await self._gateway(here, receive, send)
+        else:
+            await respond_with_error(send, NotFound("There is nothing at this address."), unread=receive)
