@@ -81,7 +81,8 @@ class Browser:
 @asynccontextmanager
 async def console_of(store: StoreHandle, **changes: Any) -> AsyncIterator[Browser]:
     """Serves a console of a store until the block ends; a role that ends fails the test."""
-    settings = ConsoleSettings(**({"store_target": store.target, "port": 0, "http_port": 0} | changes))
+    values: dict[str, Any] = {"store_target": store.target, "port": 0, "http_port": 0}
+    settings = ConsoleSettings(**(values | changes))
     async with AsyncExitStack() as stack:
         parts = await build(settings, stack)
         await parts.server.server.start()
