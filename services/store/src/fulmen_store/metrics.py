@@ -83,6 +83,11 @@ class StoreMetrics:
             unit="{call}",
             description="Recorded calls removed before their retention because their project had too many bytes of them.",
         )
+        self._responses_evicted = self._meter.create_counter(
+            "fulmen.store.responses.evicted",
+            unit="{response}",
+            description="Stored responses removed before their retention because their project had too many bytes of them.",
+        )
         self._meter.create_observable_counter(
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
@@ -93,6 +98,7 @@ class StoreMetrics:
         for counter in (
             self._dispatched, self._claims_lost, self._runners_lost, self._spans_rejected, self._spans_repeated,
             self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted,
+            self._responses_evicted,
         ):  # fmt: skip
             counter.add(0)
 
@@ -118,6 +124,10 @@ class StoreMetrics:
     def calls_evicted(self, count: int) -> None:
         """Records calls removed before their retention for want of room."""
         self._calls_evicted.add(count)
+
+    def responses_evicted(self, count: int) -> None:
+        """Records stored responses removed before their retention for want of room."""
+        self._responses_evicted.add(count)
 
     def chunk_unreadable(self) -> None:
         """Records a chunk whose payload cannot be unpacked."""
