@@ -55,8 +55,10 @@ with recursive chain as (
     where r.project_id = $1 and r.id = $2 and r.attempt = coalesce(nullif($3, ''), r.attempt) and r.expires_at > now()
     union all
     select r.*, c.place + 1, c.sum_bytes + r.size_bytes
-    from chain c join stored_response r on r.id = c.previous_id and r.project_id = c.project_id
+    -- The limit keeps the look-up a probe by id.
+    from chain c cross join lateral (select q.* from stored_response q where q.id = c.previous_id limit 1) r
     where c.place < $4::int and c.sum_bytes + r.size_bytes <= $5::bigint and r.expires_at > now()
+        and r.project_id = c.project_id
 )
 select c.id, c.previous_id, c.depth, c.chain_bytes, c.input, c.response from chain c order by c.place;
 

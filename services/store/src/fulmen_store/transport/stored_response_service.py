@@ -44,14 +44,9 @@ class StoredResponseService(stored_response_service_pb2_grpc.StoredResponseServi
         content_bytes = len(given.input_json) + len(given.response_json)
         if content_bytes > MAX_CONTENT_BYTES:
             problems.append(_violation("response", f"has {content_bytes} bytes, allowed are {MAX_CONTENT_BYTES}"))
-        expires_at = None
-        if request.HasField("expire_time"):
-            try:
-                expires_at = request.expire_time.ToDatetime(tzinfo=datetime.UTC)
-            except (ValueError, OverflowError):
-                problems.append(_violation("expire_time", "is not a valid time"))
         if problems:
             raise malformed_request(problems)
+        ends = request.HasField("expire_time")
         await self._table.add(
             NewResponse(
                 project_id=await self._projects.require(project),
@@ -61,7 +56,7 @@ class StoredResponseService(stored_response_service_pb2_grpc.StoredResponseServi
                 input=given.input_json,
                 response=given.response_json,
                 size_bytes=content_bytes + ROW_BYTES,
-                expires_at=expires_at,
+                expires_at=request.expire_time.ToDatetime(tzinfo=datetime.UTC) if ends else None,
             )
         )
         return pb.PutStoredResponseResponse()
