@@ -287,6 +287,11 @@ class LlmProxySettings(ServiceSettings):
         description="Memory of the answer cache, for routes with `cached`, bytes; 0 disables it.",
     )
     cache_ttl_s: float = Field(default=3600.0, gt=0, description="Lifetime of a cached answer, seconds.")
+    stored_responses: Literal["unless_false", "if_true", "never"] = Field(
+        default="unless_false",
+        description="Which responses of the Responses API the store keeps for models whose backend keeps none: all but those with "
+        "`store` false, as OpenAI does; only those with `store` true; or none.",
+    )
     capture_buffer_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=0,

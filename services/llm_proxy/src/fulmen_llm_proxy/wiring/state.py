@@ -18,7 +18,7 @@ from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import open_session
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
-from fulmen_llm_proxy.calls.response_ids import ResponseIds
+from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
