@@ -163,7 +163,7 @@ class CallPipeline:
         cacheable = memory.serves(route, call.caller)
         if cacheable:
             with contextlib.suppress(BackendUnavailable):  # the sender then tries the fallbacks
-                if (found := memory.find(self._planner.plan(call, FIRST_TRY), call.caller)) is not None:
+                if (found := await memory.find(self._planner.plan(call, FIRST_TRY), call.caller)) is not None:
                     call.from_cache = True
                     return found
         answer = await self._sender.send(call)

@@ -82,7 +82,7 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         late_routes=LateRoutes(state.writer),
         planner=planner,
         sender=sender,
-        memory=AnswerMemory(cache, state.routing_metrics),
+        memory=AnswerMemory(cache, state.routing_metrics, shared=state.shared_answers),
         kept=kept,
         recorder=CallRecorder(
             metrics=CallMetrics(state.registry, state.tables),

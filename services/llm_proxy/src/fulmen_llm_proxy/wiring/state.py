@@ -19,6 +19,7 @@ from fulmen_llm_proxy.backends.client import open_session
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
+from fulmen_llm_proxy.calls.shared_answers import SharedAnswers, open_shared_answers
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
@@ -28,6 +29,7 @@ from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
 from fulmen_llm_proxy.metrics.recording import RecordingMetrics
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
+from fulmen_llm_proxy.metrics.shared_answers import SharedAnswerMetrics
 from fulmen_llm_proxy.recording.buffer import RecordingBuffer
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter
@@ -62,6 +64,7 @@ class State:
     guard: AttemptGuard
     queue: CaptureQueue
     app_calls: RecordingBuffer
+    shared_answers: SharedAnswers | None
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
@@ -97,6 +100,12 @@ async def open_state(
     writer = ResourceWriter(channel=channel, project=settings.project, resources=resources, tables=tables)
     states = BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time)
     routing_metrics = RoutingMetrics(registry, states, tables)
+    shared_answers = None
+    if url := settings.cache_url.get_secret_value():
+        shared_answers = open_shared_answers(
+            url, secrets=secrets.accepted, ttl_s=settings.cache_ttl_s, metrics=SharedAnswerMetrics(registry)
+        )
+        stack.push_async_callback(shared_answers.close)
     state = State(
         instance_id=uuid.uuid4().hex,
         channel=channel,
@@ -112,6 +121,7 @@ async def open_state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        shared_answers=shared_answers,
         app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
         published=published,
