@@ -30,9 +30,9 @@ from fulmen.store.v1 import (
     secret_service_pb2,
     span_pb2,
     span_service_pb2,
-    stored_response_service_pb2,
     usage_service_pb2,
 )
+from fulmen.store.v1 import stored_response_service_pb2 as stored
 from fulmen_service_kit.security.tokens import Role
 from tests.support.store.calls import new_call
 
@@ -59,7 +59,7 @@ RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
 CALLS = "/fulmen.store.v1.CallService/"
-RESPONSES = "/fulmen.store.v1.StoredResponseService/"
+STORED = "/fulmen.store.v1.StoredResponseService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -147,7 +147,6 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
-responses = stored_response_service_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -310,19 +309,11 @@ PROBES: dict[str, list[Probe]] = {
     CALLS + "RateConversation": [
         lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
     ],
-    RESPONSES + "PutStoredResponse": [
-        lambda t: [
-            responses.PutStoredResponseRequest(
-                project=t.project, response=responses.StoredResponse(id=uuid7().hex, response_json=b"{}")
-            )
-        ]
+    STORED + "PutStoredResponse": [
+        lambda t: [stored.PutStoredResponseRequest(project=t.project, response=stored.StoredResponse(id=t.session))]
     ],
-    RESPONSES + "GetStoredResponses": [
-        lambda t: [responses.GetStoredResponsesRequest(project=t.project, id=uuid7().hex)]
-    ],
-    RESPONSES + "DeleteStoredResponse": [
-        lambda t: [responses.DeleteStoredResponseRequest(project=t.project, id=uuid7().hex)]
-    ],
+    STORED + "GetStoredResponses": [lambda t: [stored.GetStoredResponsesRequest(project=t.project, id=t.session)]],
+    STORED + "DeleteStoredResponse": [lambda t: [stored.DeleteStoredResponseRequest(project=t.project, id=t.session)]],
     RUN_LEASES + "CreateRunLease": [
         lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
     ],
@@ -442,9 +433,7 @@ MAY_CALL: dict[str, set[Role]] = {
     CALLS + "ListConversations": {A, S, C, V},
     CALLS + "DeleteConversations": {A, S, C},
     CALLS + "RateConversation": {A, S, C},
-    RESPONSES + "PutStoredResponse": {A, S},
-    RESPONSES + "GetStoredResponses": {A, S},
-    RESPONSES + "DeleteStoredResponse": {A, S},
+    **{f"{STORED}{name}": {A, S} for name in ("PutStoredResponse", "GetStoredResponses", "DeleteStoredResponse")},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

@@ -117,13 +117,22 @@ class Hot:
     index: str = ""
 
 
+STORED_RESPONSES = {
+    "stored_responses": Hot(arguments=(1, UUID(int=RESPONSES), "", ASKED, 10**9), others={"stored_response": ASKED}),
+    "remove_stored_response": Hot(arguments=(1, UUID(int=RESPONSES), ""), others={"stored_response": 1}),
+    # At most 1,000 are looked at, and those that go are found by their ids.
+    "remove_oldest_stored_responses": Hot(arguments=(1, ASKED * 1000), others={"stored_response": 1000 + 2 * ASKED}),
+    "remove_expired_stored_responses": Hot(arguments=(1, ASKED), others={"stored_response": 3 * ASKED}),
+}
+
+
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
     """Names every hot statement with arguments that find something."""
     count = len(leased)
     others = [OTHER_SESSION] * count
     ends = ([1] * count, [False] * count, [2] * count, [0] * count, [4] * count)
     own = SESSION_IDS
-    return {
+    return STORED_RESPONSES | {
         "claim_rollouts": Hot(arguments=(waiting, others), items=3 * ASKED, index="item_pkey"),
         "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
         "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
@@ -201,15 +210,6 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             arguments=(1, datetime.now(UTC) - timedelta(minutes=2), None, 1, None, 10),
             others={"usage_minute": 4 * MODELS},
         ),
-        "stored_responses": Hot(
-            arguments=(1, UUID(int=RESPONSES), "", ASKED, 10**9), others={"stored_response": ASKED}
-        ),
-        "remove_stored_response": Hot(arguments=(1, UUID(int=RESPONSES), ""), others={"stored_response": 1}),
-        # At most 1,000 are looked at, and those that go are found by their ids.
-        "remove_oldest_stored_responses": Hot(
-            arguments=(1, ASKED * 1000), others={"stored_response": 1000 + 2 * ASKED}
-        ),
-        "remove_expired_stored_responses": Hot(arguments=(1, ASKED), others={"stored_response": 3 * ASKED}),
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),

@@ -41,6 +41,7 @@ from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.revocation import FollowedStore, follow_store
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, Sealer
+from fulmen_service_kit.security.secret import SigningKeys
 
 __all__ = ["State", "open_state"]
 
@@ -100,12 +101,6 @@ async def open_state(
     writer = ResourceWriter(channel=channel, project=settings.project, resources=resources, tables=tables)
     states = BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time)
     routing_metrics = RoutingMetrics(registry, states, tables)
-    shared_answers = None
-    if url := settings.cache_url.get_secret_value():
-        shared_answers = open_shared_answers(
-            url, secrets=secrets.accepted, ttl_s=settings.cache_ttl_s, metrics=SharedAnswerMetrics(registry)
-        )
-        stack.push_async_callback(shared_answers.close)
     state = State(
         instance_id=uuid.uuid4().hex,
         channel=channel,
@@ -121,7 +116,7 @@ async def open_state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
-        shared_answers=shared_answers,
+        shared_answers=_shared_answers(settings, secrets, stack, registry),
         app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
         published=published,
@@ -150,3 +145,15 @@ async def open_state(
         budgets=state.accounts.budgets,
         clock=state.accounts.clock,
     )
+
+
+def _shared_answers(
+    settings: LlmProxySettings, secrets: SigningKeys, stack: AsyncExitStack, registry: CollectorRegistry
+) -> SharedAnswers | None:
+    """Returns the answer cache that proxies share; None without one."""
+    metrics, url = SharedAnswerMetrics(registry), settings.cache_url.get_secret_value()
+    if not url:
+        return None
+    shared = open_shared_answers(url, secrets=secrets.accepted, ttl_s=settings.cache_ttl_s, metrics=metrics)
+    stack.push_async_callback(shared.close)
+    return shared

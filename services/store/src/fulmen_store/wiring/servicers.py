@@ -140,10 +140,7 @@ class Servicers:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
-        responses = StoredResponseTable(
-            database, max_bytes=settings.stored_response_bytes_per_project,
-            retention=datetime.timedelta(seconds=settings.stored_response_retention_s), metrics=queue.metrics,
-        )  # fmt: skip
+        responses = _stored_responses(queue, database, settings)
         self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
@@ -214,3 +211,12 @@ def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretS
         proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
     )
     return service, SecretResealer(table=table, sealer=sealer)
+
+
+def _stored_responses(queue: Queue, database: Database, settings: StoreSettings) -> StoredResponseTable:
+    return StoredResponseTable(
+        database,
+        max_bytes=settings.stored_response_bytes_per_project,
+        retention=datetime.timedelta(seconds=settings.stored_response_retention_s),
+        metrics=queue.metrics,
+    )
