@@ -26,6 +26,8 @@ MAX_CHAIN_BYTES: Final = 16 * 1024 * 1024
 """Largest chain of responses, bytes of input and output."""
 
 _DEADLINE_S: Final = 5.0
+_PUT_DEADLINE_S: Final = 2.0
+"""The caller waits for it, with its answer complete."""
 _NOT_THERE: Final = (PermissionDenied, ProjectNotFound, Unimplemented)
 """The store has none for this proxy, or is of an earlier version."""
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -85,7 +87,7 @@ class ResponseStore:
         attribution = caller.attribution
         if attribution is not None and math.isfinite(attribution.expires_s):
             request.expire_time.seconds = int(attribution.expires_s) + 1
-        await self._stub.PutStoredResponse(request, timeout=_DEADLINE_S)
+        await self._stub.PutStoredResponse(request, timeout=_PUT_DEADLINE_S)
 
     async def page(self, caller: Caller, response_id: str, *, max_count: int = 1) -> list[KeptResponse]:
         """Returns a response and some of those before it; none if the caller has no such response.
