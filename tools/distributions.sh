@@ -1,7 +1,7 @@
 # Sourced by the other scripts: the distributions, and functions to find uv and the interpreter. Runs from the root.
 
 # All distributions with the extras that the repository needs, in order of dependence.
-distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" services/llm_proxy services/console "services/algorithm[objects]" "cli[local]")
+distributions=("sdk/python[local]" libs/service_kit "libs/gradient_exchange[server]" "services/store[blobs]" "services/runner[agents]" "services/llm_proxy[cache]" services/console "services/algorithm[objects]" "cli[local]")
 # torch alone has no digests: which of its builds fits depends on the machine.
 torch_version=$(sed -n 's/^torch==//p' constraints.txt 2>/dev/null || true)
 torch_version=${torch_version:-2.13.0}

@@ -68,6 +68,7 @@ else
       libraries="$libraries ./libs/gradient_exchange[server]"
       distribution="./services/algorithm[kubernetes]"
       ;;
+    llm_proxy) distribution="./services/llm_proxy[cache]" ;;
     *) distribution="./services/$service" ;;
   esac
   install --constraint constraints.txt --build-constraint constraints.txt $libraries "$distribution"

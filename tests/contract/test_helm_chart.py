@@ -27,6 +27,7 @@ SECRET_KEYS = frozenset(
         "engine-token",
         "backend-keys",
         "reader-token",
+        "cache-url",
     }
 )
 
@@ -171,7 +172,7 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
             if reference is not None:
                 used.add((reference["name"], reference["key"]))
-            elif re.search(r"(TOKEN|SIGNING_KEY|KEY_SECRET|_KEYS|DATABASE_URL|PASSWORD)", variable["name"]):
+            elif re.search(r"(TOKEN|SIGNING_KEY|KEY_SECRET|_KEYS|DATABASE_URL|CACHE_URL|PASSWORD)", variable["name"]):
                 assert variable["name"].endswith("_FILE"), variable
                 assert variable["value"].startswith("/etc/fulmen/"), variable
     assert used <= {("fulmen", key) for key in SECRET_KEYS} | {
@@ -183,6 +184,7 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
     assert ("fulmen-database", "url") in used
     keda = VALUES[case].get("runner", {}).get("scaling", {}).get("kind") == "keda"
     assert (("fulmen", "reader-token") in used) is keda
+    assert (("fulmen", "cache-url") in used) is VALUES[case].get("llmProxy", {}).get("sharedCache", False)
 
 
 def tls_secrets(case: str, component: str) -> set[str]:

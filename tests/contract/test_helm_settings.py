@@ -28,6 +28,7 @@ COMPONENTS = {"store": "FULMEN_STORE_", "llm-proxy": "FULMEN_LLM_PROXY_", "runne
               "algorithm": "FULMEN_ALGORITHM_", "engine": "FULMEN_WEIGHT_AGENT_"}  # fmt: skip
 FILES = {
     "/etc/fulmen/database/url": "postgresql://fulmen:pass@database.example.com:5432/fulmen",
+    "/etc/fulmen/secrets/cache-url": "rediss://:pass@redis.example.com:6379/0",
     "/etc/fulmen/secrets/signing-key": "k" * 64,
     "/etc/fulmen/secrets/attempt-key-secret": "a" * 43,
     "/etc/fulmen/secrets/backend-keys": '{"engine": {"key": "an engine\'s token", "hosts": ["*"]}}',
@@ -111,6 +112,7 @@ def test_values_arrive_as_they_were_written(monkeypatch: pytest.MonkeyPatch, tmp
     assert isinstance(proxy, LlmProxySettings)
     # As Helm reads YAML, it would come out as 1.073741824e+09.
     assert (proxy.cache_bytes, proxy.workers, proxy.drain_grace_s) == (1073741824, 2, 60)
+    assert proxy.cache_url.get_secret_value() == "rediss://:pass@redis.example.com:6379/0"
     assert proxy.backend_keys["engine"].key.get_secret_value() == "an engine's token"
     store = accepted(variables_of(release, "store"), "FULMEN_STORE_", monkeypatch, tmp_path)
     assert isinstance(store, StoreSettings)

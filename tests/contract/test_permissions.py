@@ -20,7 +20,12 @@ ADMINISTRATIVE = (
     *("Put", "Set", "Register", "Drain", "Resume", "Delete", "Promote", "Rollback"),
     *("Issue", "Revoke", "Update", "Create"),
 )
-NOT_ADMINISTRATIVE = {"/fulmen.store.v1.RolloutService/StreamCreateRollouts"}
+NOT_ADMINISTRATIVE = {
+    "/fulmen.store.v1.RolloutService/StreamCreateRollouts",
+    # The proxy's, for each call of an agent.
+    "/fulmen.store.v1.StoredResponseService/PutStoredResponse",
+    "/fulmen.store.v1.StoredResponseService/DeleteStoredResponse",
+}
 SERVICES = (
     *fulmen_store.app.SERVICE_NAMES,
     *fulmen_llm_proxy.app.SERVICE_NAMES,

@@ -10,7 +10,7 @@ from uuid import UUID
 from fulmen.errors import FulmenError
 from fulmen.ids import parse_attempt_name, parse_runner_name
 from fulmen.llm_proxy.v1.route_pb2 import Route
-from fulmen_llm_proxy.calls.response_ids import ResponseIds
+from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
 from fulmen_llm_proxy.capture.span_place import place_of
 from fulmen_llm_proxy.transport.paging import page_of
 from fulmen_store.resources.watch_cursor import WatchSelection, decode_cursor

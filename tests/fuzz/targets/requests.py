@@ -15,7 +15,7 @@ from fulmen_llm_proxy.apis.registry import APIS
 from fulmen_llm_proxy.apis.usage import tokens_to_reserve
 from fulmen_llm_proxy.backends.call_plan import plan_call
 from fulmen_llm_proxy.calls.failures import Refused
-from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponseRouter
+from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds, StoredResponseRouter
 from fulmen_llm_proxy.capture.call_span import sampling_of, span_of
 from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.codec import parse_overrides

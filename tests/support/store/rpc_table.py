@@ -32,6 +32,7 @@ from fulmen.store.v1 import (
     span_service_pb2,
     usage_service_pb2,
 )
+from fulmen.store.v1 import stored_response_service_pb2 as stored
 from fulmen_service_kit.security.tokens import Role
 from tests.support.store.calls import new_call
 
@@ -58,6 +59,7 @@ RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
 CALLS = "/fulmen.store.v1.CallService/"
+STORED = "/fulmen.store.v1.StoredResponseService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -307,6 +309,11 @@ PROBES: dict[str, list[Probe]] = {
     CALLS + "RateConversation": [
         lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
     ],
+    STORED + "PutStoredResponse": [
+        lambda t: [stored.PutStoredResponseRequest(project=t.project, response=stored.StoredResponse(id=t.session))]
+    ],
+    STORED + "GetStoredResponses": [lambda t: [stored.GetStoredResponsesRequest(project=t.project, id=t.session)]],
+    STORED + "DeleteStoredResponse": [lambda t: [stored.DeleteStoredResponseRequest(project=t.project, id=t.session)]],
     RUN_LEASES + "CreateRunLease": [
         lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
     ],
@@ -426,6 +433,7 @@ MAY_CALL: dict[str, set[Role]] = {
     CALLS + "ListConversations": {A, S, C, V},
     CALLS + "DeleteConversations": {A, S, C},
     CALLS + "RateConversation": {A, S, C},
+    **{f"{STORED}{name}": {A, S} for name in ("PutStoredResponse", "GetStoredResponses", "DeleteStoredResponse")},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

@@ -27,6 +27,7 @@ from fulmen.store.v1 import (
     runner_registry_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
+    stored_response_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
 from fulmen_service_kit.security.tokens import Role, TokenSigner
@@ -51,6 +52,7 @@ class Stubs:
         self.run_leases = run_lease_service_pb2_grpc.RunLeaseServiceStub(channel)
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.calls = call_service_pb2_grpc.CallServiceStub(channel)
+        self.stored_responses = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
 

@@ -287,6 +287,16 @@ class LlmProxySettings(ServiceSettings):
         description="Memory of the answer cache, for routes with `cached`, bytes; 0 disables it.",
     )
     cache_ttl_s: float = Field(default=3600.0, gt=0, description="Lifetime of a cached answer, seconds.")
+    cache_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="Address of an answer cache that all proxies share, beside the memory of each, of a server that speaks Redis's "
+        "protocol: `rediss://:password@redis:6379/0`, `redis://` without TLS. Needs the package redis. Empty: none. Secret.",
+    )
+    stored_responses: Literal["unless_false", "if_true", "never"] = Field(
+        default="unless_false",
+        description="Which responses of the Responses API the store keeps for models whose backend keeps none: all but those with "
+        "`store` false, as OpenAI does; only those with `store` true; or none.",
+    )
     capture_buffer_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=0,

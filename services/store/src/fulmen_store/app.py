@@ -41,6 +41,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.SecretService",
     "fulmen.store.v1.RunLeaseService",
     "fulmen.store.v1.CallService",
+    "fulmen.store.v1.StoredResponseService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
 )

@@ -78,11 +78,8 @@ class StoreMetrics:
         self._calls_recorded = self._meter.create_counter(
             "fulmen.store.calls.recorded", unit="{call}", description="Recorded calls of apps that were stored."
         )
-        self._calls_evicted = self._meter.create_counter(
-            "fulmen.store.calls.evicted",
-            unit="{call}",
-            description="Recorded calls removed before their retention because their project had too many bytes of them.",
-        )
+        self._calls_evicted = _evictions(self._meter, "calls", "{call}", "Recorded calls")
+        self._responses_evicted = _evictions(self._meter, "responses", "{response}", "Stored responses")
         self._meter.create_observable_counter(
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
@@ -92,7 +89,7 @@ class StoreMetrics:
         # A counter that begins with its first trouble shows no increase by it.
         for counter in (
             self._dispatched, self._claims_lost, self._runners_lost, self._spans_rejected, self._spans_repeated,
-            self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted,
+            self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted, self._responses_evicted,
         ):  # fmt: skip
             counter.add(0)
 
@@ -118,6 +115,10 @@ class StoreMetrics:
     def calls_evicted(self, count: int) -> None:
         """Records calls removed before their retention for want of room."""
         self._calls_evicted.add(count)
+
+    def responses_evicted(self, count: int) -> None:
+        """Records stored responses removed before their retention for want of room."""
+        self._responses_evicted.add(count)
 
     def chunk_unreadable(self) -> None:
         """Records a chunk whose payload cannot be unpacked."""
@@ -215,6 +216,11 @@ class StoreMetrics:
             callbacks=[_observer(is_up)],
             description="1 while PostgreSQL answers, is writable and has space, otherwise 0.",
         )
+
+
+def _evictions(meter: metrics.Meter, kind: str, unit: str, what: str) -> metrics.Counter:
+    why = "removed before their retention because their project had too many bytes of them."
+    return meter.create_counter(f"fulmen.store.{kind}.evicted", unit=unit, description=f"{what} {why}")
 
 
 def _observer(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:

@@ -55,6 +55,18 @@ class StoreSettings(KeyHolderSettings):
         description="Recorded calls that a project may have, bytes of texts and 1 KiB for each; beyond it the oldest ones are "
         "removed.",
     )
+    stored_response_bytes_per_project: int = Field(
+        default=1024 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Stored responses that a project may have, bytes of input and output and 1 KiB for each; beyond it the "
+        "oldest ones are removed, and their conversations cannot be continued.",
+    )
+    stored_response_retention_s: float = Field(
+        default=30 * 86_400.0,
+        ge=60,
+        le=3650 * 86_400,
+        description="Retention of stored responses, seconds. An attempt's go with its key.",
+    )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="Lifetime of a runner session without activity, seconds."
     )

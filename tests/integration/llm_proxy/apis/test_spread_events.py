@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.llm_proxy.rogue_backend import STREAM_END, Peer
+from tests.support.llm_proxy.rogue_backend import RESPONSES, STREAM_END, Peer
 from tests.support.llm_proxy.rogue_world import STREAMED, RogueWorld, request_of, rogue_fixtures
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,7 +60,8 @@ async def test_a_stream_of_events_of_several_lines_reads_as_that_of_single_ones(
         await peer.send(STREAM_END)
         return True
 
-    body = request_of(path, model) | {"stream": True}
+    # A response that is stored has an id of its own.
+    body = request_of(path, model) | {"stream": True} | ({"store": False} if path == RESPONSES else {})
     plain = await world.post(path, body, world.key())
     world.backend.act = spreads
     answer = await world.post(path, body, world.key())

@@ -212,7 +212,7 @@ async def test_a_responses_agent_with_hosted_tools_is_served_where_parameters_ar
             model="lenient", input="hello", tools=tools, truncation="auto", store=True, tool_choice="none"
         )
         assert raw.parse().output_text == "You said: hello"
-        assert set(raw.headers["x-fulmen-dropped"].split(", ")) == {"store", "tools", "truncation"}
+        assert set(raw.headers["x-fulmen-dropped"].split(", ")) == {"tools", "truncation"}
         with pytest.raises(openai.BadRequestError, match="Send the complete input"):
             await agent.responses.create(model="lenient", input="hello", previous_response_id="resp_1")
     [tool] = world.openai.received[-1].body["tools"]

@@ -102,7 +102,8 @@ async def test_a_model_whose_backend_keeps_nothing_says_so(world: VendorWorld) -
     async with world.openai_agent() as agent:
         kept = await agent.responses.create(model=GPT, input="one")
         translated = await agent.responses.create(model=CHAT_ONLY, input="one")
-        with pytest.raises(openai.BadRequestError, match="does not store responses"):
+        assert translated.store is False  # the store of this world keeps none
+        with pytest.raises(openai.BadRequestError, match="was not stored"):
             await agent.responses.create(model=CHAT_ONLY, input="x", previous_response_id=translated.id)
         with pytest.raises(openai.BadRequestError, match=f"does not serve model '{CHAT_ONLY}'"):
             await agent.responses.create(model=CHAT_ONLY, input="x", previous_response_id=kept.id)

@@ -26,6 +26,7 @@ ENDED = 20_000
 ASKED = 100
 USAGE_ROWS, RUNS, MODELS = 20_000, 100, 4
 IDLE_RUN = 7
+RESPONSES = 20_000
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
 OTHER_SESSION = uuid7()
@@ -86,6 +87,14 @@ GROW = (
     select 1, date_trunc('minute', now()) - n / $2 * interval '1 minute', 'm' || n % $2, 'b', 1, 0, 1, 0, 1, 0
     from generate_series(0, $1 - 1) n
     """,
+    # Each continues the one before it.
+    """
+    insert into stored_response
+    select ('00000000-0000-0000-0000-' || lpad(to_hex(n), 12, '0'))::uuid, 1, '',
+        ('00000000-0000-0000-0000-' || lpad(to_hex(n - 1), 12, '0'))::uuid, n, n * 1000, '', '', 1000,
+        now() + (n - $1 / 2) * interval '1 minute'
+    from generate_series(1, $1) n
+    """,
 )
 
 
@@ -108,13 +117,22 @@ class Hot:
     index: str = ""
 
 
+STORED_RESPONSES = {
+    "stored_responses": Hot(arguments=(1, UUID(int=RESPONSES), "", ASKED, 10**9), others={"stored_response": ASKED}),
+    "remove_stored_response": Hot(arguments=(1, UUID(int=RESPONSES), ""), others={"stored_response": 1}),
+    # At most 1,000 are looked at, and those that go are found by their ids.
+    "remove_oldest_stored_responses": Hot(arguments=(1, ASKED * 1000), others={"stored_response": 1000 + 2 * ASKED}),
+    "remove_expired_stored_responses": Hot(arguments=(1, ASKED), others={"stored_response": 3 * ASKED}),
+}
+
+
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
     """Names every hot statement with arguments that find something."""
     count = len(leased)
     others = [OTHER_SESSION] * count
     ends = ([1] * count, [False] * count, [2] * count, [0] * count, [4] * count)
     own = SESSION_IDS
-    return {
+    return STORED_RESPONSES | {
         "claim_rollouts": Hot(arguments=(waiting, others), items=3 * ASKED, index="item_pkey"),
         "held_leases": Hot(arguments=(leased,), items=ASKED, index="item_pkey"),
         "cancel_rollouts": Hot(arguments=(waiting, 30.0), items=4 * ASKED, index="item_pkey"),
@@ -298,6 +316,7 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
         await connection.execute(statement)
     await connection.execute(GROW[10], USAGE_ROWS, MODELS, RUNS)
     await connection.execute(GROW[11], USAGE_ROWS, MODELS)
+    await connection.execute(GROW[12], RESPONSES)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

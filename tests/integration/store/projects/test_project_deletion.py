@@ -16,6 +16,7 @@ from fulmen.errors import (
     RolloutStateInvalid,
     TokenInvalid,
 )
+from fulmen.ids import uuid7
 from fulmen.store.v1 import (
     call_service_pb2,
     resource_pb2,
@@ -23,6 +24,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     run_lease_service_pb2,
     secret_service_pb2,
+    stored_response_service_pb2,
     usage_service_pb2,
 )
 from fulmen.store.v1 import project_service_pb2 as pb
@@ -70,6 +72,11 @@ async def furnish(stubs: Stubs, project: str) -> str:
         secret_service_pb2.SetSecretRequest(project=project, name="WEATHER_KEY", value=b"sunny-and-warm")
     )
     await stubs.calls.RecordCalls(call_service_pb2.RecordCallsRequest(calls=[new_call("c", project=project)]))
+    await stubs.stored_responses.PutStoredResponse(
+        stored_response_service_pb2.PutStoredResponseRequest(
+            project=project, response=stored_response_service_pb2.StoredResponse(id=uuid7().hex)
+        )
+    )
     request = pb.IssueTokenRequest(project=project, role=pb.TOKEN_ROLE_CLIENT, subject="ann")
     return str((await stubs.projects.IssueToken(request)).token)
 

@@ -26,6 +26,7 @@ REMOVED_BY = {
     "rollout_retry": ["remove_retries"],
     "run_lease": ["remove_expired_runs"],
     "runner_session": ["delete_ended_sessions"],
+    "stored_response": ["remove_expired_stored_responses", "remove_oldest_stored_responses"],
     "span_chunk": ["drop_expired_partition", "remove_chunks"],
     "training_run": ["remove_runs"],
     "usage_attempt": ["delete_usage_attempts"],
@@ -44,6 +45,7 @@ BOUNDED = {
     "resource_dependency": "at most 32 per version, and goes with it (on delete cascade)",
     "schema_migration": "one row per migration of this version",
     "secret": "a project has a maximum of secrets",
+    "stored_response_size": "one row per project",
     "task_duration": "some hundred buckets per task type; goes with its name (on delete cascade)",
 }
 # What deletes by keys that the caller has counted, or one row per statement.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fulmen_llm_proxy.apis.collected import Collected
-from fulmen_llm_proxy.calls.answer_cache import AnswerCache
+from fulmen_llm_proxy.calls.answer_cache import AnswerCache, Recording
 from tests.support.clock import Clock
 
 MAX_BYTES = 64_000
@@ -44,22 +46,26 @@ def test_an_answer_is_good_for_its_time() -> None:
     assert cache.find(b"k") is not None
     clock.now_s += 0.2
     assert cache.find(b"k") is None
+    cache.keep(b"k", b"t", b"body", ttl_s=3)
+    clock.now_s += 3.1
+    assert cache.find(b"k") is None
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
 def test_only_whole_answers_are_kept() -> None:
     cache = AnswerCache(max_bytes=MAX_BYTES, ttl_s=10, clock=Clock())
+    keep = partial(cache.keep, b"k", b"t")
     for broken in (Collected(), Collected(complete=True, malformed=True), Collected(complete=True, error=True)):
-        recording = cache.recording(b"k", b"t")
+        recording = Recording(keep, cache.max_answer_bytes)
         recording.add(b"part")
         recording.end(broken)
         assert cache.find(b"k") is None
-    large = cache.recording(b"k", b"t")
+    large = Recording(keep, cache.max_answer_bytes)
     for _ in range(10):
         large.add(b"x" * 1000)
     large.end(Collected(complete=True))
     assert cache.find(b"k") is None
-    recording = cache.recording(b"k", b"t")
+    recording = Recording(keep, cache.max_answer_bytes)
     recording.add(b"one")
     recording.add(b"two")
     recording.end(Collected(complete=True))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fulmen_llm_proxy.apis.responses import ResponsesReader
 from fulmen_llm_proxy.apis.sealed_responses import SealedReader, sealed_answer
 from fulmen_llm_proxy.apis.sse import encode_event
-from fulmen_llm_proxy.calls.response_ids import ResponseIds, StoredResponse
+from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds, StoredResponse
 
 IDS = ResponseIds(lambda: (b"a secret of the deployment",))
 

@@ -173,7 +173,7 @@ def test_options_are_renamed_and_unknown_fields_pass() -> None:
 @pytest.mark.parametrize(
     ("request_fields", "named"),
     [
-        ({"input": "x", "previous_response_id": "resp_1", "store": True}, "`previous_response_id`, `store`"),
+        ({"input": "x", "previous_response_id": "resp_1", "prompt": {"id": "p"}}, "`previous_response_id`, `prompt`"),
         ({"input": "x", "background": True}, "`background`"),
         ({"input": "x", "conversation": "conv"}, "`conversation`"),
         ({"input": "x", "truncation": "auto"}, "`truncation`"),

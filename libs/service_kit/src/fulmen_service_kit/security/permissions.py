@@ -168,6 +168,12 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "DeleteConversations": _to(*_WRITERS, audited=("names",)),
         "RateConversation": _to(*_WRITERS),
     },
+    "fulmen.store.v1.StoredResponseService": {
+        # The proxy alone knows whose a response is.
+        "PutStoredResponse": _to(_SERVICE),
+        "GetStoredResponses": _to(_SERVICE),
+        "DeleteStoredResponse": _to(_SERVICE),
+    },
     "fulmen.store.v1.SecretService": {
         "SetSecret": _to(*_WRITERS, audited=("project", "name", "hosts")),
         "ListSecrets": _to(*_VIEWERS),

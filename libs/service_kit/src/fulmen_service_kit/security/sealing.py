@@ -13,13 +13,16 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["BACKEND_KEYS_LABEL", "KEY_ID_BYTES", "SECRETS_LABEL", "CannotOpen", "Sealer"]
+__all__ = ["ANSWERS_LABEL", "BACKEND_KEYS_LABEL", "KEY_ID_BYTES", "SECRETS_LABEL", "CannotOpen", "Sealer"]
 
 SECRETS_LABEL: Final = b"fulmen secrets"
 """Of secrets in the database; lines are the store's signing keys."""
 
 BACKEND_KEYS_LABEL: Final = b"fulmen backend keys"
 """Of backends' keys on their way to the proxy; lines are the secrets of attempt keys."""
+
+ANSWERS_LABEL: Final = b"fulmen cached answers"
+"""Of answers in a cache that proxies share; lines are the secrets of attempt keys."""
 
 KEY_ID_BYTES: Final = 8
 _NONCE_BYTES: Final = 12

@@ -94,6 +94,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     # Whole services.
     "fulmen.store.v1.LeaseService": _FOR_RUNNERS,
     "fulmen.store.v1.PeerService": _FOR_SERVICES,
+    "fulmen.store.v1.StoredResponseService": "called by the proxy, which serves stored responses itself",
     "fulmen.llm_proxy.v1.CaptureService": _FOR_RUNNERS,
     "fulmen.algorithm.v1.EngineService": "called by engines",
     "fulmen.algorithm.v1.RankService": "called by machines of a run",

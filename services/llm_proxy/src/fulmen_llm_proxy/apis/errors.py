@@ -39,6 +39,7 @@ class CallError:
         code: machine-readable code, such as `route_not_found`.
         source: "backend" or "proxy", whichever failed.
         vendor_code: code that the vendor's own client handles; empty without one.
+        param: field of the request that is at fault; empty if none is.
     """
 
     status: int
@@ -46,6 +47,7 @@ class CallError:
     message: str
     source: str = "proxy"
     vendor_code: str = ""
+    param: str = ""
 
 
 def error_document(error: CallError, dialect: Dialect) -> bytes:
@@ -67,7 +69,7 @@ def error_document(error: CallError, dialect: Dialect) -> bytes:
     document: dict[str, str | None] = {
         "message": error.message,
         "type": fault,
-        "param": None,
+        "param": error.param or None,
         "code": error.code,
         "source": error.source,
     }

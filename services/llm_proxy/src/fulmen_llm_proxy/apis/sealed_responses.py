@@ -1,4 +1,4 @@
-"""Replaces the ids in stored responses by signed ones (`calls.response_ids`).
+"""Replaces the ids in stored responses by signed ones (`calls.responses.response_ids`).
 
 Invariant: only `id` and `previous_response_id` change; the rest of an answer passes unchanged.
 """

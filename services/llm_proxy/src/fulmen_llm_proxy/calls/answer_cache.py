@@ -9,6 +9,7 @@ again for each caller.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -101,20 +102,22 @@ class AnswerCache:
         self._kept.move_to_end(key)
         return found
 
-    def keep(self, key: bytes, content_type: bytes, body: bytes) -> None:
-        """Stores an answer, replacing an older one, unless it is too large."""
+    def keep(self, key: bytes, content_type: bytes, body: bytes, *, ttl_s: float = math.inf) -> None:
+        """Stores an answer, replacing an older one, unless it is too large; for `ttl_s` at most."""
         size = _size(body)
-        if size > self._max_bytes // _LARGEST_SHARE:
+        if size > self.max_answer_bytes:
             return
         self._drop(key)
-        self._kept[key] = CachedAnswer(content_type=content_type, body=body, expires_s=self._clock() + self._ttl_s)
+        expires_s = self._clock() + min(ttl_s, self._ttl_s)
+        self._kept[key] = CachedAnswer(content_type=content_type, body=body, expires_s=expires_s)
         self.size_bytes += size
         while self.size_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
 
-    def recording(self, key: bytes, content_type: bytes) -> Recording:
-        """Returns a recording that collects an answer while it is passed on."""
-        return Recording(self, key, content_type, self._max_bytes // _LARGEST_SHARE)
+    @property
+    def max_answer_bytes(self) -> int:
+        """Largest answer, bytes."""
+        return self._max_bytes // _LARGEST_SHARE
 
     def _drop(self, key: bytes) -> None:
         dropped = self._kept.pop(key, None)
@@ -123,14 +126,13 @@ class AnswerCache:
 
 
 class Recording:
-    """Collects an answer piece by piece; gives up if it becomes too large."""
+    """Collects an answer piece by piece while it is passed on; gives up if it becomes too large."""
 
-    __slots__ = ("_cache", "_content_type", "_key", "_left_bytes", "_pieces")
+    __slots__ = ("_keep", "_left_bytes", "_pieces")
 
-    def __init__(self, cache: AnswerCache, key: bytes, content_type: bytes, max_bytes: int) -> None:
-        self._cache = cache
-        self._key = key
-        self._content_type = content_type
+    def __init__(self, keep: Callable[[bytes], None], max_bytes: int) -> None:
+        """Sets what stores the answer, and its largest size."""
+        self._keep = keep
         self._left_bytes = max_bytes
         self._pieces: list[bytes] = []
 
@@ -145,7 +147,7 @@ class Recording:
     def end(self, collected: Collected) -> None:
         """Stores the answer if it is complete."""
         if self._left_bytes >= 0 and collected.complete and not collected.malformed and not collected.error:
-            self._cache.keep(self._key, self._content_type, b"".join(self._pieces))
+            self._keep(b"".join(self._pieces))
 
 
 def _size(body: bytes) -> int:

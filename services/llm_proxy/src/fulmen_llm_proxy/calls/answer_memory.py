@@ -1,10 +1,14 @@
-"""Answers calls of cached routes from memory, and stores the answers of backends."""
+"""Answers calls of cached routes from memory, or from the cache that proxies share, and stores the answers of backends."""
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.client import BackendAnswer, Dispatch
-from fulmen_llm_proxy.calls.answer_cache import AnswerCache, Recording, cache_key
+from fulmen_llm_proxy.calls.answer_cache import AnswerCache, CachedAnswer, Recording, cache_key
+from fulmen_llm_proxy.calls.shared_answers import MAX_ANSWER_BYTES, SharedAnswer, SharedAnswers
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.table import Route
 
@@ -16,8 +20,10 @@ _TRAIN = "train"
 class AnswerMemory:
     """The answer cache as the pipeline uses it."""
 
-    def __init__(self, cache: AnswerCache, metrics: RoutingMetrics) -> None:
+    def __init__(self, cache: AnswerCache, metrics: RoutingMetrics, *, shared: SharedAnswers | None = None) -> None:
+        """Sets the process's own cache, and the one that proxies share; None without one."""
         self._cache = cache
+        self._shared = shared
         self._metrics = metrics
 
     def serves(self, route: Route | None, caller: Caller) -> bool:
@@ -26,10 +32,10 @@ class AnswerMemory:
             return False
         return caller.attribution is None or caller.attribution.mode != _TRAIN
 
-    def find(self, dispatch: Dispatch, caller: Caller) -> BackendAnswer | None:
+    async def find(self, dispatch: Dispatch, caller: Caller) -> BackendAnswer | None:
         """Returns the cached answer to this request, or None."""
         key = _key(dispatch, caller)
-        found = None if key is None else self._cache.find(key)
+        found = None if key is None else self._cache.find(key) or await self._fetch(key)
         self._metrics.looked_up("miss" if found is None else "hit")
         if found is None:
             return None
@@ -48,7 +54,24 @@ class AnswerMemory:
         if answer.status != 200 or not answer.dispatch.choice.route.cached:
             return None
         key = _key(answer.dispatch, caller)
-        return None if key is None else self._cache.recording(key, answer.content_type)
+        if key is None:
+            return None
+        largest_shared = 0 if self._shared is None else MAX_ANSWER_BYTES
+        return Recording(
+            partial(self._keep, key, answer.content_type), max(self._cache.max_answer_bytes, largest_shared)
+        )
+
+    async def _fetch(self, key: bytes) -> CachedAnswer | SharedAnswer | None:
+        """Returns the answer of another process, and keeps it here for the rest of its lifetime."""
+        found = None if self._shared is None else await self._shared.find(key)
+        if found is not None:
+            self._cache.keep(key, found.content_type, found.body, ttl_s=found.expires_s - time.time())
+        return found
+
+    def _keep(self, key: bytes, content_type: bytes, body: bytes) -> None:
+        self._cache.keep(key, content_type, body)
+        if self._shared is not None:
+            self._shared.put(key, content_type, body)
 
 
 def _key(dispatch: Dispatch, caller: Caller) -> bytes | None:

@@ -38,14 +38,18 @@ class Refused(Exception):
 
     Attributes:
         retry_after_s: seconds after which the same call may be admitted; None if unknown.
+        param: field of the request that is at fault; empty if none is.
     """
 
-    def __init__(self, status: int, code: str, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after_s: float | None = None, param: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.param = param
 
 
 def status_of(error: FulmenError | Refused) -> int:
@@ -80,7 +84,12 @@ def call_error(error: FulmenError | Refused) -> CallError:
     source = "backend" if isinstance(error, BackendUnavailable) else "proxy"
     vendor_code = error.metadata.get("vendor_code", "") if isinstance(error, FulmenError) else ""
     return CallError(
-        status=status_of(error), code=code_of(error), message=str(error), source=source, vendor_code=vendor_code
+        status=status_of(error),
+        code=code_of(error),
+        message=str(error),
+        source=source,
+        vendor_code=vendor_code,
+        param=error.param if isinstance(error, Refused) else "",
     )
 
 

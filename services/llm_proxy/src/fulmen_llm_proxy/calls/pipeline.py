@@ -9,6 +9,7 @@ import time
 from fulmen.errors import BackendUnavailable, Draining, FulmenError
 from fulmen_llm_proxy.apis.api import Api, ApiName, joined
 from fulmen_llm_proxy.apis.errors import CALLER_GONE, error_document, error_event
+from fulmen_llm_proxy.apis.kept_responses import KeptReader
 from fulmen_llm_proxy.apis.sse import EventSplitter
 from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.attempts.guard import AttemptGuard, AttemptTie
@@ -22,6 +23,7 @@ from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.guarding import CallGuards
 from fulmen_llm_proxy.calls.planner import CallPlanner, note_version
 from fulmen_llm_proxy.calls.recorder import CallRecorder
+from fulmen_llm_proxy.calls.responses.kept_responses import KeptResponses
 from fulmen_llm_proxy.calls.running_call import CallHead, RunningCall
 from fulmen_llm_proxy.calls.sender import FIRST_TRY, CallSender
 from fulmen_llm_proxy.capture.span_place import place_of
@@ -48,6 +50,7 @@ class CallPipeline:
         planner: CallPlanner,
         sender: CallSender,
         memory: AnswerMemory,
+        kept: KeptResponses,
         recorder: CallRecorder,
         guards: CallGuards,
         max_event_bytes: int,
@@ -64,6 +67,7 @@ class CallPipeline:
         self._planner = planner
         self._sender = sender
         self._memory = memory
+        self._kept = kept
         self._recorder = recorder
         self._guards = guards
         self._max_event_bytes = max_event_bytes
@@ -104,6 +108,8 @@ class CallPipeline:
         finally:
             self._running.discard(call)
             self._recorder.finish(call)
+            if call.continued is not None:
+                call.continued.share.release()
 
     async def await_route(self, model: str, caller: Caller) -> None:
         """Waits for the route of a model that another replica has just published; see `LateRoutes`.
@@ -157,7 +163,7 @@ class CallPipeline:
         cacheable = memory.serves(route, call.caller)
         if cacheable:
             with contextlib.suppress(BackendUnavailable):  # the sender then tries the fallbacks
-                if (found := memory.find(self._planner.plan(call, FIRST_TRY), call.caller)) is not None:
+                if (found := await memory.find(self._planner.plan(call, FIRST_TRY), call.caller)) is not None:
                     call.from_cache = True
                     return found
         answer = await self._sender.send(call)
@@ -167,6 +173,8 @@ class CallPipeline:
 
     async def _answer(self, call: RunningCall, writer: AnswerWriter) -> None:
         async with writer.watch() as watch:
+            if call.request.api.name is ApiName.RESPONSES:
+                await self._kept.resume(call)
             await self._guards.before(call)
             answer = await self._send(call)
             plan = answer.dispatch.plan
@@ -185,11 +193,11 @@ class CallPipeline:
                     return
                 call.answered = True
                 if plan.whole_as_stream:
-                    await _pass_whole_as_stream(call, plan, answer, writer, watch)
+                    await self._pass_whole_as_stream(call, plan, answer, writer, watch)
                 elif plan.stream and answer.content_type.startswith(_EVENT_STREAM):
                     await self._pass_stream(call, plan, answer, writer, watch)
                 else:
-                    await _pass_whole(call, plan, answer, writer, watch)
+                    await self._pass_whole(call, plan, answer, writer, watch)
                 call.error_type = ""
                 if call.recording is not None:
                     call.recording.end(plan.reader.collected)
@@ -219,10 +227,42 @@ class CallPipeline:
         # Some servers do not terminate their last event; the capture decides whether it was complete.
         unfinished = splitter.rest()
         last = (reader.event(unfinished) if unfinished else b"") + reader.end()
+        if isinstance(reader, KeptReader):
+            last += await self._kept.finish(call, reader)
         if last:
             await writer.piece(last)
         watch.settle()
         await writer.end()
+
+    async def _pass_whole(
+        self, call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
+    ) -> None:
+        body = answer.body
+        call.size_bytes += len(body)
+        if call.recording is not None:
+            call.recording.add(body)
+        passed = await self._whole(call, plan, body)
+        call.answering = True
+        call.first_byte_s = time.perf_counter() - call.started
+        watch.settle()
+        await writer.whole(200, passed, answer.content_type, [*answer.headers, *headers_of_call(call, whole=True)])
+
+    async def _pass_whole_as_stream(
+        self, call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
+    ) -> None:
+        call.size_bytes += len(answer.body)
+        passed = await self._whole(call, plan, answer.body)
+        call.answering = True
+        call.first_byte_s = time.perf_counter() - call.started
+        await writer.begin(_EVENT_STREAM, [*answer.headers, *headers_of_call(call, whole=True)])
+        await writer.piece(passed)
+        watch.settle()
+        await writer.end()
+
+    async def _whole(self, call: RunningCall, plan: CallPlan, body: bytes) -> bytes:
+        """Returns a complete answer in the caller's API, which is stored first if it has to be."""
+        passed = plan.whole(body)
+        return passed + await self._kept.finish(call, plan.reader) if isinstance(plan.reader, KeptReader) else passed
 
 
 def _conversation(caller: Caller, head: CallHead) -> str | None:
@@ -237,33 +277,6 @@ async def _pass_refusal(
     body = plan.refusal(answer.status, answer.body)
     watch.settle()
     await writer.whole(answer.status, body, answer.content_type if body is answer.body else JSON_TYPE, extra)
-
-
-async def _pass_whole(
-    call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
-) -> None:
-    body = answer.body
-    call.size_bytes += len(body)
-    if call.recording is not None:
-        call.recording.add(body)
-    passed = plan.whole(body)
-    call.answering = True
-    call.first_byte_s = time.perf_counter() - call.started
-    watch.settle()
-    await writer.whole(200, passed, answer.content_type, [*answer.headers, *headers_of_call(call, whole=True)])
-
-
-async def _pass_whole_as_stream(
-    call: RunningCall, plan: CallPlan, answer: BackendAnswer, writer: AnswerWriter, watch: DisconnectWatch
-) -> None:
-    call.size_bytes += len(answer.body)
-    passed = plan.whole(answer.body)
-    call.answering = True
-    call.first_byte_s = time.perf_counter() - call.started
-    await writer.begin(_EVENT_STREAM, [*answer.headers, *headers_of_call(call, whole=True)])
-    await writer.piece(passed)
-    watch.settle()
-    await writer.end()
 
 
 async def _report(call: RunningCall, error: FulmenError | Refused, writer: AnswerWriter) -> None:

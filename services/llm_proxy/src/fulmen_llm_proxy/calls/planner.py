@@ -8,7 +8,8 @@ from fulmen_llm_proxy.apis.collected import PolicyChange
 from fulmen_llm_proxy.apis.usage import BYTES_PER_TOKEN
 from fulmen_llm_proxy.backends.call_plan import CallPlan, plan_call
 from fulmen_llm_proxy.backends.client import Dispatch
-from fulmen_llm_proxy.calls.response_ids import StoredResponseRouter
+from fulmen_llm_proxy.calls.responses.kept_responses import KeptResponses
+from fulmen_llm_proxy.calls.responses.response_ids import StoredResponseRouter
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.balancing import Balancing
@@ -22,10 +23,13 @@ _TRAIN = "train"
 class CallPlanner:
     """Plans each try on the routing table in force at that moment."""
 
-    def __init__(self, *, tables: TableHolder, states: BackendStates, responses: StoredResponseRouter) -> None:
+    def __init__(
+        self, *, tables: TableHolder, states: BackendStates, responses: StoredResponseRouter, kept: KeptResponses
+    ) -> None:
         self._tables = tables
         self._states = states
         self._responses = responses
+        self._kept = kept
 
     def plan(self, call: RunningCall, next_try: NextTry) -> Dispatch:
         """Returns the target and the request of the next try.
@@ -53,6 +57,7 @@ class CallPlanner:
         )
         if by_responses:
             plan = self._responses.seal(plan, choice.backend.id, call.caller.project)
+            plan = self._kept.plan(call, plan)
         call.choice, call.plan = choice, plan
         return Dispatch(choice=choice, plan=plan, headers=call.headers)
 

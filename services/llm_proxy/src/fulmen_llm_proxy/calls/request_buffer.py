@@ -37,7 +37,12 @@ class BufferShare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives its memory back."""
         self._buffer.free_bytes += self._held_bytes
+        self._held_bytes = 0
 
     def require(self, size_bytes: int) -> None:
         """Checks that the announced bytes would fit; reserves nothing, since they may never arrive.

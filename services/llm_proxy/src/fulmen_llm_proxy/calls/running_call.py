@@ -15,6 +15,7 @@ from fulmen_llm_proxy.attempts.caller import Caller
 from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.calls.answer_cache import Recording
 from fulmen_llm_proxy.calls.gate import Permit
+from fulmen_llm_proxy.calls.responses.response_store import Continued
 from fulmen_llm_proxy.capture.span_place import SpanPlace, new_span_id
 from fulmen_llm_proxy.routing.balancing import CallAffinity
 from fulmen_llm_proxy.routing.table import Choice
@@ -53,6 +54,7 @@ class RunningCall:
         place: position of its span in the trace; None for a call that is not recorded.
         headers: headers to forward to the backend.
         models: the models whose routes may serve it, its own first; empty until the fallbacks are needed.
+        continued: the stored response that it continues, if the proxy keeps it; None otherwise.
         from_cache: whether the answer came from the answer cache.
         recording: collects the answer for the cache; None if it is not to be cached.
         tries: how often it was sent to a backend.
@@ -74,6 +76,7 @@ class RunningCall:
     place: SpanPlace | None
     headers: Mapping[str, str]
     models: tuple[str, ...] = ()
+    continued: Continued | None = None
     from_cache: bool = False
     recording: Recording | None = None
     tries: int = 0

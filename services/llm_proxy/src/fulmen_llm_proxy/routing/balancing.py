@@ -116,6 +116,10 @@ class CallAffinity:
         self._attempt_key: int | None = None
         self._prefix_key: int | None = None
 
+    def of(self, fields: Fields) -> CallAffinity:
+        """Returns the keys of the same caller's call with other fields."""
+        return CallAffinity(self._attempt, fields)
+
     @property
     def is_named(self) -> bool:
         """Whether the call belongs to an attempt or conversation."""

@@ -16,13 +16,14 @@ from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
-_STATEFUL = ("previous_response_id", "conversation", "background", "store", "prompt")
-"""Rejected unless null or false: they need a server that stores responses."""
+_STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
+"""Rejected unless null or false: they need a server that has what they name, or that works on its own."""
 _UNSUPPORTED = ("context_management", "moderation")
 _RESPONSES_ONLY = frozenset(
     {
         *_STATEFUL,
         *_UNSUPPORTED,
+        "store",  # the proxy stores the response itself
         "access_programs",
         "background_options",
         "image",
@@ -112,14 +113,11 @@ def chat_request(fields: Fields, unsupported: UnsupportedFields) -> Fields:
         ArgumentInvalid: if fields have the wrong type or cannot be expressed; names all of them.
     """
     require(fields, ("input",))
-    if bytes(fields.get("store", b"null")) not in _NOTHING and unsupported.drops:
-        unsupported.param("store")
-        fields = {name: raw for name, raw in fields.items() if name != "store"}
     stateful = [f"`{name}`" for name in _STATEFUL if bytes(fields.get(name, b"null")) not in _NOTHING]
     if stateful:
         raise ArgumentInvalid(
-            f"{', '.join(stateful)}: supported only by backends that store responses; this model is served by chat "
-            "completions. Send the complete input with `store` false.",
+            f"{', '.join(stateful)}: supported only by backends that serve the Responses API; this model is served by chat "
+            "completions.",
         )
     for name in _UNSUPPORTED:
         if bytes(fields.get(name, b"null")) != _NULL:

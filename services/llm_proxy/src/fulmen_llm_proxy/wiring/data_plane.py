@@ -17,11 +17,14 @@ from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.planner import CallPlanner
 from fulmen_llm_proxy.calls.recorder import CallRecorder
-from fulmen_llm_proxy.calls.response_ids import StoredResponseRouter
+from fulmen_llm_proxy.calls.responses.kept_responses import Keeping, KeptResponses
+from fulmen_llm_proxy.calls.responses.response_ids import StoredResponseRouter
+from fulmen_llm_proxy.calls.responses.response_store import ResponseStore
 from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.guards.build import open_guards
 from fulmen_llm_proxy.metrics.calls import CallMetrics
+from fulmen_llm_proxy.metrics.responses import ResponseMetrics
 from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.routing.late_routes import LateRoutes
 from fulmen_llm_proxy.routing.retry import RetryPolicy
@@ -39,7 +42,13 @@ __all__ = ["call_pipeline", "http_app"]
 
 def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
     """Returns what plans, sends and records calls."""
-    planner = CallPlanner(tables=state.tables, states=state.states, responses=StoredResponseRouter(state.response_ids))
+    kept = KeptResponses(
+        ResponseStore(state.channel), keeping=Keeping(settings.stored_responses), buffer=state.buffer,
+        metrics=ResponseMetrics(state.registry),
+    )  # fmt: skip
+    planner = CallPlanner(
+        tables=state.tables, states=state.states, responses=StoredResponseRouter(state.response_ids), kept=kept
+    )
     cache = AnswerCache(max_bytes=settings.cache_bytes, ttl_s=settings.cache_ttl_s, clock=time.monotonic)
     meter = Meter(
         accounts=state.accounts,
@@ -73,7 +82,8 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         late_routes=LateRoutes(state.writer),
         planner=planner,
         sender=sender,
-        memory=AnswerMemory(cache, state.routing_metrics),
+        memory=AnswerMemory(cache, state.routing_metrics, shared=state.shared_answers),
+        kept=kept,
         recorder=CallRecorder(
             metrics=CallMetrics(state.registry, state.tables),
             ledger=state.ledger,
@@ -114,7 +124,13 @@ def http_app(settings: LlmProxySettings, state: State, calls: CallPipeline) -> H
         authenticator=authenticator,
         attempts=AttemptCache(state.checks),
         calls=calls,
-        stored=StoredResponses(ids=state.response_ids, client=stored, tables=state.tables, guard=state.guard),
+        stored=StoredResponses(
+            ids=state.response_ids,
+            client=stored,
+            kept=ResponseStore(state.channel),
+            tables=state.tables,
+            guard=state.guard,
+        ),
         passed_on=PassedOn(
             settings.pass_on, client=passed_on, tables=state.tables, states=state.states, gate=calls.gate
         ),

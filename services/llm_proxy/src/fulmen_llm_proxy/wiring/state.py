@@ -18,7 +18,8 @@ from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import open_session
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
-from fulmen_llm_proxy.calls.response_ids import ResponseIds
+from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
+from fulmen_llm_proxy.calls.shared_answers import SharedAnswers, open_shared_answers
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
@@ -28,6 +29,7 @@ from fulmen_llm_proxy.limits.usage_sync import UsageSync
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
 from fulmen_llm_proxy.metrics.recording import RecordingMetrics
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
+from fulmen_llm_proxy.metrics.shared_answers import SharedAnswerMetrics
 from fulmen_llm_proxy.recording.buffer import RecordingBuffer
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter
@@ -39,6 +41,7 @@ from fulmen_service_kit.security.keys import PUBLIC_KEYS_FILE, PublishedKeys
 from fulmen_service_kit.security.project_limits import ProjectLimits
 from fulmen_service_kit.security.revocation import FollowedStore, follow_store
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, Sealer
+from fulmen_service_kit.security.secret import SigningKeys
 
 __all__ = ["State", "open_state"]
 
@@ -62,6 +65,7 @@ class State:
     guard: AttemptGuard
     queue: CaptureQueue
     app_calls: RecordingBuffer
+    shared_answers: SharedAnswers | None
     followed: FollowedStore
     published: PublishedKeys
     response_ids: ResponseIds
@@ -112,6 +116,7 @@ async def open_state(
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        shared_answers=_shared_answers(settings, secrets, stack, registry),
         app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
         published=published,
@@ -140,3 +145,15 @@ async def open_state(
         budgets=state.accounts.budgets,
         clock=state.accounts.clock,
     )
+
+
+def _shared_answers(
+    settings: LlmProxySettings, secrets: SigningKeys, stack: AsyncExitStack, registry: CollectorRegistry
+) -> SharedAnswers | None:
+    """Returns the answer cache that proxies share; None without one."""
+    metrics, url = SharedAnswerMetrics(registry), settings.cache_url.get_secret_value()
+    if not url:
+        return None
+    shared = open_shared_answers(url, secrets=secrets.accepted, ttl_s=settings.cache_ttl_s, metrics=metrics)
+    stack.push_async_callback(shared.close)
+    return shared

@@ -104,6 +104,14 @@ where t.ctid = any (array(select q.ctid from training_run q where q.project_id =
 delete from recorded_size s
 where s.ctid = any (array(select q.ctid from recorded_size q where q.project_id = $1 limit $2)) returning 1;
 
+-- name: remove_stored_responses
+delete from stored_response r
+where r.ctid = any (array(select q.ctid from stored_response q where q.project_id = $1 limit $2)) returning 1;
+
+-- name: remove_stored_response_sizes
+delete from stored_response_size s
+where s.ctid = any (array(select q.ctid from stored_response_size q where q.project_id = $1 limit $2)) returning 1;
+
 -- name: remove_counts
 -- Their sums are zero by now.
 delete from live_count c

@@ -17,6 +17,7 @@ from uuid import UUID
 import structlog
 
 from fulmen.errors import BlobStorageUnavailable, DatabaseUnavailable
+from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.clock import Clock
 from fulmen_store.retention.table import AGED, RetentionTable, UpkeepTable
@@ -24,7 +25,7 @@ from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.usage.table import UsageTable
 
-__all__ = ["AgeRetention", "CallRetention", "Maintenance", "Retention", "UsageRetention"]
+__all__ = ["AgeRetention", "CallRetention", "Maintenance", "Retention", "StoredResponseRetention", "UsageRetention"]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
@@ -118,6 +119,18 @@ class CallRetention(_Hourly):
 
     async def run_once(self) -> None:
         """Deletes all expired calls, with the conversations that have no others."""
+        for project_id in await self._table.expired_projects():
+            await _in_batches(partial(self._table.remove_expired, project_id), CALLS_PER_BATCH)
+
+
+class StoredResponseRetention(_Hourly):
+    """Deletes expired stored responses, once an hour."""
+
+    def __init__(self, *, table: StoredResponseTable) -> None:
+        self._table = table
+
+    async def run_once(self) -> None:
+        """Deletes all expired responses."""
         for project_id in await self._table.expired_projects():
             await _in_batches(partial(self._table.remove_expired, project_id), CALLS_PER_BATCH)
 

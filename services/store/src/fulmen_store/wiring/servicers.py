@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from contextlib import AsyncExitStack
 
 import grpc.aio
@@ -18,6 +19,7 @@ from fulmen.store.v1 import (
     runner_registry_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
+    stored_response_service_pb2_grpc,
     usage_service_pb2_grpc,
 )
 from fulmen_service_kit.http.server import HttpServer, bind
@@ -26,6 +28,7 @@ from fulmen_service_kit.rpc.server import RpcServer
 from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
 from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
 from fulmen_store.leases.table import AttemptCheckTable
@@ -35,7 +38,13 @@ from fulmen_store.projects.table import ProjectTable, TokenTable
 from fulmen_store.projects.tokens import Tokens
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.watch import ResourceWatcher
-from fulmen_store.retention.retention import AgeRetention, CallRetention, Retention, UsageRetention
+from fulmen_store.retention.retention import (
+    AgeRetention,
+    CallRetention,
+    Retention,
+    StoredResponseRetention,
+    UsageRetention,
+)
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.changes import ChangeTable, QueueChanges
 from fulmen_store.rollouts.dead_letters import DeadLetters
@@ -63,6 +72,7 @@ from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
+from fulmen_store.transport.stored_response_service import StoredResponseService
 from fulmen_store.transport.usage_service import UsageService
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
@@ -130,6 +140,8 @@ class Servicers:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
+        responses = _stored_responses(queue, database, settings)
+        self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
         chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
         spans = Spans(
             table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
@@ -147,6 +159,8 @@ class Servicers:
             "age-retention": AgeRetention(table=UpkeepTable(database)),
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
+            "response-committer": responses.committer,
+            "response-retention": StoredResponseRetention(table=responses),
             "secret-resealer": resealer,
             "project-remover": ProjectRemover(
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
@@ -167,6 +181,7 @@ class Servicers:
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
         call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)
+        stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(self.stored_responses, server)
         add_trace_service(self.ingest, server)
 
     def serve_http(self, server: RpcServer, stack: AsyncExitStack) -> HttpServer:
@@ -196,3 +211,12 @@ def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretS
         proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
     )
     return service, SecretResealer(table=table, sealer=sealer)
+
+
+def _stored_responses(queue: Queue, database: Database, settings: StoreSettings) -> StoredResponseTable:
+    return StoredResponseTable(
+        database,
+        max_bytes=settings.stored_response_bytes_per_project,
+        retention=datetime.timedelta(seconds=settings.stored_response_retention_s),
+        metrics=queue.metrics,
+    )

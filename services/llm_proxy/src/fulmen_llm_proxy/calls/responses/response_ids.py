@@ -66,8 +66,17 @@ def _signature(secret: bytes, raw_id: str, backend_id: str, project: str) -> str
     return hashlib.blake2b(signed, digest_size=_DIGEST_BYTES, key=key).hexdigest()
 
 
-_PREVIOUS = "previous_response_id"
+_PREVIOUS, _NOT_FOUND = "previous_response_id", "previous_response_not_found"
 _STRING = msgspec.json.Decoder(str | None)
+
+
+def previous_not_found(given: str) -> Refused:
+    """Returns the refusal of a call that continues a response that the caller does not have."""
+    message = (
+        f"Previous response with id '{given[:200]}' not found: it was not stored, was created elsewhere, was deleted, or has "
+        "expired. Send the complete input instead."
+    )
+    return Refused(400, _NOT_FOUND, message, param=_PREVIOUS)
 
 
 class StoredResponseRouter:
@@ -87,11 +96,7 @@ class StoredResponseRouter:
             return request, None
         kept = self._ids.opened(given, project=project)
         if kept is None:
-            message = (
-                f"Response '{given[:200]}' not found: its backend does not store responses, or it was created "
-                "elsewhere. Send the complete input instead."
-            )
-            raise Refused(400, "previous_response_not_found", message)
+            raise previous_not_found(given)
         return msgspec.structs.replace(
             request, fields={**request.fields, _PREVIOUS: msgspec.Raw(encode(kept.raw_id))}
         ), kept
@@ -106,7 +111,7 @@ class StoredResponseRouter:
         found = table.pinned(model, kept.backend_id)
         if found is None:
             message = f"The backend that stores the previous response does not serve model '{model[:100]}'."
-            raise Refused(400, "previous_response_not_found", message)
+            raise Refused(400, _NOT_FOUND, message, param=_PREVIOUS)
         return found
 
     def seal(self, plan: CallPlan, backend_id: str, project: str) -> CallPlan:
