@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
