@@ -17,6 +17,7 @@ from fulmen_llm_proxy.attempts.watch import AttemptChecks
 from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import open_session
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
+from fulmen_llm_proxy.backends.litellm.gateways import LitellmGateways
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.response_ids import ResponseIds
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
@@ -69,6 +70,7 @@ class State:
     key_metrics: KeyMetrics
     session: aiohttp.ClientSession
     keys: BackendKeys
+    gateways: LitellmGateways
     key_watch: BackendKeyWatch
     buffer: RequestBuffer
     limits: ProjectLimits
@@ -120,6 +122,7 @@ async def open_state(
         key_metrics=KeyMetrics(registry),
         session=session,
         keys=backend_keys,
+        gateways=LitellmGateways(settings, tables),
         key_watch=BackendKeyWatch(
             channel=channel,
             project=settings.project,
