@@ -355,6 +355,11 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
     ]
     if ill:
         advice = "See `fulmen proxy health` and the engine's log; remove one with `fulmen proxy backend delete`."
+        if any(each.last_failure_kind == "litellm_not_installed" for each in answer.backends):
+            advice = (
+                "Make LiteLLM's environment with tools/litellm_env.sh, and name its Python in "
+                "FULMEN_LLM_PROXY_LITELLM_PYTHON (docs/backends.md, Other vendors)."
+            )
         return Finding(what=what, ok=False, text=f"failing: {', '.join(ill)}", advice=advice)
     return Finding(what=what, ok=True, text=f"all {len(answer.backends)} are healthy")
 

@@ -177,7 +177,11 @@ class GeminiVendor(NativeVendor):
         yield _sse(self._answer([{"text": PIECES[-1] + self.padding}], end="STOP"))
 
     def _parts(self, body: JSON) -> list[JSON]:
-        answered = any(part.keys() & {"functionResponse", "function_response"} for turn in body["contents"] for part in turn["parts"])
+        answered = any(
+            part.keys() & {"functionResponse", "function_response"}
+            for turn in body["contents"]
+            for part in turn["parts"]
+        )
         if body.get("tools") and not answered:
             return [{"functionCall": {"name": "add", "args": ADDENDS}}]
         return [{"text": self.text}]
