@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,7 @@ import pytest
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from tests.support.llm_proxy.fake_store import FakeStore
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
-from tests.support.llm_proxy.vendors.native import BedrockVendor, CohereVendor, GeminiVendor, NativeVendor
+from tests.support.llm_proxy.vendors.native import BedrockVendor, CohereVendor, GeminiVendor, NativeVendor, VertexVendor
 
 __all__ = ["ENVIRONMENT", "KEYS", "MODELS", "LitellmWorld", "litellm_python", "litellm_world", "workers"]
 
@@ -26,14 +26,17 @@ INSTALL_LIMIT_S: Final = 600
 
 MODELS: Final = {
     "gemini": "gemini-2.5-flash",
+    "vertex_ai": "gemini-2.5-pro",
     "cohere": "command-a-03-2025",
     "bedrock": "anthropic.claude-3-haiku-20240307-v1:0",
 }
+VENDORS: Final = {"bedrock": BedrockVendor, "cohere": CohereVendor, "gemini": GeminiVendor, "vertex_ai": VertexVendor}
 KEYS: Final = {
     "gemini": "gemini-key-of-the-tests",
     "cohere": "cohere-key-of-the-tests",
     "bedrock": '{"aws_access_key_id": "AKIAOFTHETESTS", "aws_secret_access_key": "aws-secret-of-the-tests"}',
 }
+REGIONS: Final = {"bedrock": "us-east-1", "vertex_ai": "us-central1"}
 PRICES: Final = {"*": {"input": 2.0, "output": 8.0}}
 
 
@@ -55,11 +58,17 @@ class LitellmWorld:
     gemini: GeminiVendor
     cohere: CohereVendor
     bedrock: BedrockVendor
+    vertex_ai: VertexVendor
 
     def vendor(self, name: str) -> NativeVendor:
         """Returns a vendor by its name."""
         found: NativeVendor = getattr(self, name)
         return found
+
+    def processes_of(self, name: str) -> list[psutil.Process]:
+        """Returns the processes that are connected to a vendor, to be asked for right after a call."""
+        port = self.vendor(name).port
+        return [each for each in workers() if any(to.raddr and to.raddr.port == port for to in each.net_connections())]
 
     def key(self) -> str:
         """Returns the key of a new attempt."""
@@ -69,29 +78,27 @@ class LitellmWorld:
 @asynccontextmanager
 async def litellm_world(store: FakeStore, **settings: Any) -> AsyncIterator[LitellmWorld]:
     """Runs the vendors and the proxy, with a backend and a route for each; failed calls are not retried unless settings say so."""
-    usual: dict[str, Any] = {
-        "litellm_python": litellm_python(),
-        "backend_keys": {name: {"key": key, "hosts": ["127.0.0.1"]} for name, key in KEYS.items()},
-        "prices": PRICES,
-        "retry_deadline_s": 0,
-        "max_answer_bytes": 1024 * 1024,
-    }
-    async with (
-        GeminiVendor() as gemini,
-        CohereVendor() as cohere,
-        BedrockVendor() as bedrock,
-        running_proxy(store.target, **usual | settings) as proxy,
-    ):
-        for name, vendor in (("gemini", gemini), ("cohere", cohere), ("bedrock", bedrock)):
+    async with AsyncExitStack() as stack:
+        vendors: dict[str, Any] = {name: await stack.enter_async_context(made()) for name, made in VENDORS.items()}
+        keys = {**KEYS, "vertex_ai": vendors["vertex_ai"].account()}
+        usual: dict[str, Any] = {
+            "litellm_python": litellm_python(),
+            "backend_keys": {name: {"key": key, "hosts": ["127.0.0.1"]} for name, key in keys.items()},
+            "prices": PRICES,
+            "retry_deadline_s": 0,
+            "max_answer_bytes": 1024 * 1024,
+        }
+        proxy = await stack.enter_async_context(running_proxy(store.target, **usual | settings))
+        for name, vendor in vendors.items():
             await register(proxy, name, vendor.url)
             await lead(proxy, name, name)
-        yield LitellmWorld(proxy=proxy, store=store, gemini=gemini, cohere=cohere, bedrock=bedrock)
+        yield LitellmWorld(proxy=proxy, store=store, **vendors)
 
 
 async def register(proxy: RunningProxy, provider: str, url: str, *, backend: str = "", **fields: Any) -> None:
     """Registers a backend of a vendor, under the vendor's name if no other is given."""
     usual: dict[str, Any] = {"returns_token_ids": False, "dialect": backend_pb2.DIALECT_LITELLM, "provider": provider}
-    usual |= {"key_name": provider, "region": "us-east-1" if provider == "bedrock" else ""}
+    usual |= {"key_name": provider, "region": REGIONS.get(provider, "")}
     await proxy.register(backend or provider, url, **usual | fields)
 
 
@@ -103,9 +110,9 @@ async def lead(proxy: RunningProxy, model: str, backend: str, *, policy: str = "
     await proxy.put_route(target, model=model)
 
 
-def workers() -> list[psutil.Process]:
-    """Returns the processes of this one that call vendors."""
-    return [each for each in psutil.Process().children(recursive=True) if _calls_vendors(each)]
+def workers(pid: int | None = None) -> list[psutil.Process]:
+    """Returns the processes that call vendors for a process, this one unless another is named."""
+    return [each for each in psutil.Process(pid).children(recursive=True) if _calls_vendors(each)]
 
 
 def _calls_vendors(process: psutil.Process) -> bool:

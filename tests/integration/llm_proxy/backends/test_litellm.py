@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from anthropic import AsyncAnthropic
@@ -16,8 +18,22 @@ from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 from fulmen.errors import ArgumentInvalid
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2, route_service_pb2
-from tests.support.llm_proxy.fake_store import FakeStore
-from tests.support.llm_proxy.litellm_world import KEYS, MODELS, LitellmWorld, lead, litellm_world, register, workers
+from fulmen.llm_proxy.v1.backend_service_pb2 import RegisterBackendRequest
+from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
+from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
+from fulmen.rpc.channel import open_channel
+from tests.support.llm_proxy.fake_store import SIGNING_KEY, FakeStore
+from tests.support.llm_proxy.litellm_world import (
+    KEYS,
+    VENDORS,
+    LitellmWorld,
+    lead,
+    litellm_python,
+    litellm_world,
+    register,
+    workers,
+)
+from tests.support.llm_proxy.proxy_process import proxy_process
 from tests.support.llm_proxy.vendor_world import NO_TLS
 from tests.support.llm_proxy.vendors.native import (
     ADDENDS,
@@ -37,8 +53,8 @@ pytestmark = [
     pytest.mark.timeout(240),  # the processes import LiteLLM
 ]
 
-VENDORS = sorted(MODELS)
-LIMIT_S = 60.0
+LIMIT_S = 120.0
+POLL_S = 0.1
 HELLO: list[Any] = [{"role": "user", "content": "hi"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 ADD: list[Any] = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}]
@@ -50,6 +66,7 @@ async def world() -> AsyncIterator[LitellmWorld]:
     async with FakeStore() as store, litellm_world(store) as running:
         await asyncio.gather(*(running.proxy.chat(running.key(), model=name) for name in VENDORS))
         yield running
+    assert not workers()
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +163,7 @@ async def test_each_vendor_gets_its_own_key_and_nothing_else_of_the_caller(world
     attempt = world.key()
     for name in VENDORS:
         await world.proxy.chat(attempt, model=name)
+    assert world.vertex_ai.received[-1].headers["Authorization"] == f"Bearer {world.vertex_ai.TOKEN}"
     sent = {name: world.vendor(name).received[-1].headers for name in VENDORS}
     assert sent["gemini"]["x-goog-api-key"] == KEYS["gemini"]
     assert sent["cohere"]["Authorization"].lower() == f"bearer {KEYS['cohere']}"
@@ -155,7 +173,7 @@ async def test_each_vendor_gets_its_own_key_and_nothing_else_of_the_caller(world
         assert not [key for key in others if key in str(headers)]
 
 
-@pytest.mark.parametrize("name", VENDORS)
+@pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 429, 500, 503])
 async def test_a_refusal_is_passed_on_in_the_vendors_words_without_the_key(
     world: LitellmWorld, name: str, status: int, capfd: pytest.CaptureFixture[str]
@@ -290,30 +308,60 @@ async def test_all_that_is_wrong_with_a_backend_is_said_at_once(world: LitellmWo
     assert fields == {*wrong, "provider"}
 
 
-async def test_a_process_that_is_killed_ends_its_streams_with_an_error_and_is_started_again(
+async def test_a_process_that_is_killed_or_hangs_ends_its_calls_with_an_error_and_is_started_again(
     world: LitellmWorld,
 ) -> None:
+    await world.proxy.chat(world.key(), model="cohere")
+    (hung,) = world.processes_of("cohere")
+    hung.suspend()
+    waiting = asyncio.create_task(world.proxy.chat(world.key(), model="cohere"))
     world.gemini.pause.clear()
     body = {"model": "gemini", "messages": HELLO, "stream": True}
     headers = {"Authorization": f"Bearer {world.key()}"}
-    before = {process.pid for process in workers()}
     async with world.proxy.http.post(f"{world.proxy.url}/chat/completions", json=body, headers=headers) as answer:
         first = await answer.content.readany()
         assert PIECES[0].encode() in first
-        for process in workers():
-            if any(each.raddr and each.raddr.port == world.gemini.port for each in process.net_connections()):
-                process.kill()
+        (killed,) = world.processes_of("gemini")
+        killed.kill()
         rest = await answer.content.read()
     assert b"[DONE]" not in rest
     assert b"backend_unavailable" in rest
     assert (await world.proxy.health("gemini")).last_failure_kind == "stream_broken"
     world.gemini.pause.set()
+    async with asyncio.timeout(LIMIT_S):
+        status, ended = await waiting
+        assert (status, ended["error"]["code"]) == (502, "backend_unavailable")
+        for name in ("gemini", "cohere"):
+            while (await world.proxy.chat(world.key(), model=name))[0] != 200:  # noqa: ASYNC110  # another process
+                await asyncio.sleep(POLL_S)
+    assert not {killed.pid, hung.pid} & {process.pid for process in workers()}
 
-    async def is_back() -> bool:
-        return (await world.proxy.chat(world.key(), model="gemini"))[0] == 200
 
-    await eventually(is_back)
-    assert {process.pid for process in workers()} - before
+async def test_processes_end_with_a_proxy_that_is_killed(tmp_path: Path) -> None:
+    async with (
+        FakeStore() as store,
+        proxy_process(
+            store.target, tmp_path / "ready", signing_key=SIGNING_KEY, litellm_python=litellm_python()
+        ) as proxy,
+        open_channel(f"127.0.0.1:{proxy.ports['port']}", token=proxy.token) as channel,
+    ):
+        backend = backend_pb2.Backend(
+            name="backends/gemini",
+            base_url="http://127.0.0.1:1",
+            dialect=backend_pb2.DIALECT_LITELLM,
+            provider="gemini",
+        )
+        route = route_pb2.Route(
+            name="routes/gemini", targets=[route_pb2.RouteTarget(backend="backends/gemini", weight=1)]
+        )
+        await BackendServiceStub(channel).RegisterBackend(RegisterBackendRequest(backend=backend))
+        await RouteServiceStub(channel).PutRoute(route_service_pb2.PutRouteRequest(route=route))
+        async with asyncio.timeout(LIMIT_S):
+            while not (found := workers(proxy.process.pid)):  # noqa: ASYNC110  # another process
+                await asyncio.sleep(POLL_S)
+            await proxy.kill()
+            while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in found):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
 
 
 async def test_a_vendor_that_no_route_leads_to_has_no_process(world: LitellmWorld) -> None:
@@ -324,4 +372,3 @@ async def test_a_vendor_that_no_route_leads_to_has_no_process(world: LitellmWorl
         return len(workers()) < before
 
     await eventually(is_gone)
-    await lead(world.proxy, "bedrock", "bedrock")

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 __all__ = [
     "PIECES",
@@ -25,6 +27,7 @@ __all__ = [
     "Fault",
     "GeminiVendor",
     "NativeVendor",
+    "VertexVendor",
 ]
 
 JSON = dict[str, Any]
@@ -100,7 +103,7 @@ class NativeVendor:
         await self._runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+        body = await request.json() if request.content_type == "application/json" else dict(await request.post())
         self.received.append(Received(path=request.path_qs, headers=dict(request.headers), body=body))
         self.arrived.set()
         if self.faults:
@@ -193,6 +196,32 @@ class GeminiVendor(NativeVendor):
 
     def refusal(self, fault: Fault) -> JSON:
         return {"error": {"code": fault.status, "message": fault.message, "status": "REFUSED"}}
+
+
+class VertexVendor(GeminiVendor):
+    """Google's Vertex AI, and the service that gives a token for what a service account has signed."""
+
+    TOKEN: Final = "token-of-the-service-account"
+
+    def is_stream(self, path: str, body: JSON) -> bool:
+        return path != "/token" and super().is_stream(path, body)
+
+    def whole(self, path: str, body: JSON) -> JSON:
+        if path == "/token":
+            return {"access_token": self.TOKEN, "expires_in": 3600, "token_type": "Bearer"}
+        return super().whole(path, body)
+
+    def account(self) -> str:
+        """Returns the file of a service account."""
+        private = rsa.generate_private_key(65537, 2048)
+        pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        names = {
+            "type": "service_account",
+            "project_id": "tests",
+            "client_email": "tests@example.com",
+            "private_key_id": "1",
+        }
+        return json.dumps({**names, "private_key": pem, "token_uri": f"{self.url}/token"}, indent=2)
 
 
 class CohereVendor(NativeVendor):
