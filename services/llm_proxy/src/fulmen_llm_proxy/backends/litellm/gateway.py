@@ -228,7 +228,7 @@ class Gateway:
             "vendor": asdict(self._vendor),
             "secret": self._secret,
             "socket": str(self._socket),
-            "max_request_bytes": settings.max_request_bytes,
+            "max_request_bytes": 2 * settings.max_request_bytes,  # translated ones are a little larger
             "limits": {
                 "connect_timeout_s": settings.connect_timeout_s,
                 "read_timeout_s": settings.read_timeout_s,

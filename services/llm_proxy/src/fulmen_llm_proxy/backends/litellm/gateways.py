@@ -50,19 +50,18 @@ class LitellmGateways:
 
     async def run(self) -> None:
         """Keeps the processes running until cancelled."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="fulmen-litellm-") as folder:
-                if self._settings.litellm_python:
-                    self._shared = self._shared_settings(Path(folder))
-                self._follow(self._tables.current)
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    for task in self._tasks:
-                        task.cancel()
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:
-            self._shared = None
+        if not self._settings.litellm_python:
+            await asyncio.Event().wait()
+        with tempfile.TemporaryDirectory(prefix="fulmen-litellm-") as folder:
+            self._shared = self._shared_settings(Path(folder))
+            self._follow(self._tables.current)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._shared = None
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def session(self, backend: Backend) -> tuple[aiohttp.ClientSession, Gateway]:
         """Returns the process of a backend and the connections to it; waits while it starts. The caller sets the deadline.
