@@ -302,7 +302,7 @@ class BedrockVendor(NativeVendor):
         if self._calls(body):
             start = {"toolUse": {"toolUseId": "add_1", "name": "add"}}
             yield self._event("contentBlockStart", {"contentBlockIndex": 0, "start": start})
-            deltas = [{"toolUse": {"input": json.dumps(ADDENDS)}}]
+            deltas: list[JSON] = [{"toolUse": {"input": json.dumps(ADDENDS)}}]
         else:
             deltas = [{"text": piece} for piece in PIECES]
         for delta in deltas:
