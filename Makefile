@@ -8,7 +8,7 @@ COMPOSE := docker compose --file deploy/docker-compose.yml $(if $(GPU),--file de
 # Images of containers like to set it; every process that is started would then compile torch and all else anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup vllm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
+.PHONY: help setup vllm-env litellm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
 	proto-check lock clean licences sbom bench bench-store bench-peers bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale bench-routing bench-machines \
 	fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
 
@@ -25,6 +25,9 @@ $(NODE_READY): package.json package-lock.json $(wildcard clients/node/package.js
 
 vllm-env: ## Makes .venv-vllm with vLLM for the CPU (2.1 GB), for the tests with a real engine
 	@tools/vllm_env.sh
+
+litellm-env: ## Makes .venv-litellm with LiteLLM, for backends of other vendors, and for their tests
+	@tools/litellm_env.sh
 
 clients: $(NODE_READY) ## Builds the clients in other languages, those whose toolchains are there (tools/client_toolchains.sh)
 	@tools/build_clients.sh $(LANGUAGES)
@@ -184,5 +187,5 @@ docs: setup $(NODE_READY) ## Builds the documentation's site into build/site; a 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(if $(SERVE),serve,build --strict)
 
 clean: ## Removes what was built here; the state of `fulmen up` (.fulmen) is kept
-	rm -rf .venv .venv-vllm .venv-frameworks .venv-helm .venv-docs dist build node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
+	rm -rf .venv .venv-vllm .venv-frameworks .venv-litellm .venv-helm .venv-docs dist build node_modules .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache deploy/wheels/*.whl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

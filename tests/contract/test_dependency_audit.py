@@ -48,7 +48,13 @@ def test_an_audit_that_could_ask_nobody_says_so(audit: ModuleType, found: list[d
         assert "no advisory" in lines[0]
 
 
-LISTS = ("constraints.txt", "tools/vllm-constraints.txt", "tools/helm-requirements.txt", "tools/frameworks/*.txt")
+LISTS = (
+    "constraints.txt",
+    "tools/vllm-constraints.txt",
+    "tools/helm-requirements.txt",
+    "tools/litellm.txt",
+    "tools/frameworks/*.txt",
+)
 PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^ ,;]+( ; .*?)?")
 DIGEST = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 

@@ -27,6 +27,13 @@ max_in_flight = 64
 requests_per_minute = 600
 tokens_per_minute = 90000
 
+[[backend]]
+name = "claude"
+base_url = "https://bedrock.example.com"
+dialect = "litellm"
+provider = "bedrock"
+region = "eu-central-1"
+
 [[route]]
 model = "gpt-4.1"
 balancing = "prefix-cache"
@@ -76,7 +83,14 @@ def test_every_key_reaches_the_backend_or_route_that_it_describes(tmp_path: Path
     found = read(WHOLE, tmp_path)
 
     assert found.name == "proxy.toml"
-    (backend,) = found.backends
+    backend, through_litellm = found.backends
+    assert through_litellm == backend_pb2.Backend(
+        name="backends/claude",
+        base_url="https://bedrock.example.com",
+        dialect=backend_pb2.DIALECT_LITELLM,
+        provider="bedrock",
+        region="eu-central-1",
+    )
     assert backend == backend_pb2.Backend(
         name="backends/azure.eu",
         base_url="https://example.openai.azure.com",
@@ -110,7 +124,28 @@ def test_every_key_reaches_the_backend_or_route_that_it_describes(tmp_path: Path
     assert (recording.sample_rate, list(recording.redact), recording.retention.seconds) == (0.5, ["email"], 7 * 86_400)
     assert [(each.name, each.expression) for each in recording.patterns] == [("customer", "C-[0-9]{6}")]
     assert [(each.weight, each.policy, each.policy_version) for each in second.targets] == [(1, "arithmetic", 4)]
-    assert [*backend_problems(backend), *route_problems(first), *route_problems(second)] == []
+    assert [*backend_problems(backend), *backend_problems(through_litellm)] == []
+    assert [*route_problems(first), *route_problems(second)] == []
+
+
+def test_a_policy_is_not_served_through_litellm(tmp_path: Path) -> None:
+    text = """
+    [[backend]]
+    name = "gemini"
+    base_url = "https://generativelanguage.googleapis.com"
+    dialect = "litellm"
+    provider = "gemini"
+    returns_token_ids = true
+    [[route]]
+    model = "policy"
+    targets = [{ backend = "gemini", policy = "arithmetic" }]
+    """
+
+    assert problems(text, tmp_path) == [
+        "backend 1.returns_token_ids: is not possible for DIALECT_LITELLM: its answers have no token ids",
+        "route 1.targets 1.policy: cannot be served there: the backend is called through LiteLLM, whose answers have no "
+        "token ids to train on",
+    ]
 
 
 def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
@@ -144,7 +179,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert problems(text, tmp_path) == [
         "retries: no such key; known: backend, route",
         "backend 1.max_in_fligt: no such key; did you mean 'max_in_flight'?",
-        "backend 1.dialect: must be one of openai, anthropic, azure-openai; did you mean 'openai'?",
+        "backend 1.dialect: must be one of openai, anthropic, azure-openai, litellm; did you mean 'openai'?",
         "backend 1.tokens_per_minute: must be a whole number from 1 to 1000000000000",
         "backend 1.base_url: is not of the form http://host:port/v1, without credentials",
         "backend 2.base_url: is needed: a text",

@@ -19,7 +19,7 @@ from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.connection import claims_of
 from fulmen.errors import FulmenError, PermissionDenied, TokenInvalid
 from fulmen.kinds import CHECKED_KINDS, content_problems
-from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, completion_service_pb2
 from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.rpc.resource_contents import read_resources
@@ -340,23 +340,33 @@ async def _backends(connection: Connection, target: str, what: str) -> Finding:
         except FulmenError as error:
             advice = "See its log."
             return Finding(what=what, ok=False, text=f"unknown: {error.message}", advice=advice)
-    if not answer.backends:
+    return backends(answer.backends, what)
+
+
+def backends(seen: Sequence[backend_pb2.BackendHealth], what: str) -> Finding:
+    """Do all backends take calls, as one proxy sees them?"""
+    if not seen:
         advice = "Training runs add their own; add others with `fulmen proxy backend add`."
         return Finding(what=what, ok=None, text="none", advice=advice)
     ill = [
         f"{each.name} ({enum_word(each, 'breaker').replace('_', ' ')}, last failure: {each.last_failure_kind or 'unknown'})"
-        for each in answer.backends
+        for each in seen
         if not each.healthy
     ]
     ill += [
         f"{each.name} (held: it answered with the old policy version {each.stale_version})"
-        for each in answer.backends
+        for each in seen
         if each.stale_version
     ]
     if ill:
         advice = "See `fulmen proxy health` and the engine's log; remove one with `fulmen proxy backend delete`."
+        if any(each.last_failure_kind == "litellm_not_installed" for each in seen):
+            advice = (
+                "Make LiteLLM's environment with tools/litellm_env.sh, and name its Python in "
+                "FULMEN_LLM_PROXY_LITELLM_PYTHON (docs/backends.md, Other vendors)."
+            )
         return Finding(what=what, ok=False, text=f"failing: {', '.join(ill)}", advice=advice)
-    return Finding(what=what, ok=True, text=f"all {len(answer.backends)} are healthy")
+    return Finding(what=what, ok=True, text=f"all {len(seen)} are healthy")
 
 
 async def _call(client: Services, model: str) -> Finding:

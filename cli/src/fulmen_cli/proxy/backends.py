@@ -27,6 +27,7 @@ class Dialect(StrEnum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     AZURE_OPENAI = "azure-openai"
+    LITELLM = "litellm"
 
 
 class Engine(StrEnum):
@@ -53,6 +54,10 @@ class BackendOptions:
     """The settings of a backend."""
 
     dialect: Annotated[Dialect, typer.Option(help="API dialect.")] = Dialect.OPENAI
+    provider: Annotated[
+        str, typer.Option(help="Vendor in LiteLLM's words, such as gemini or bedrock, for --dialect litellm.")
+    ] = ""
+    region: Annotated[str, typer.Option(help="Region of that vendor, if its address does not name it.")] = ""
     engine: Annotated[Engine | None, typer.Option(help="Inference engine, if known.")] = None
     api: Annotated[
         list[Api] | None,
@@ -100,6 +105,8 @@ async def add(
 
         fulmen proxy backend add claude https://api.anthropic.com --dialect anthropic --key-name anthropic --rpm 1000
 
+        fulmen proxy backend add gemini https://generativelanguage.googleapis.com --dialect litellm --provider gemini --key-name gemini
+
         fulmen proxy backend add router https://openrouter.ai/api/v1 --key-name openrouter --header X-Title=Support
     """
     problems: list[str] = []
@@ -119,6 +126,8 @@ async def add(
         health_path=options.health_path,
         headers=headers,
         drop_params=options.drop_params,
+        provider=options.provider,
+        region=options.region,
     )
     if options.engine is not None:
         message.engine = backend_pb2.Engine.Value(f"ENGINE_{options.engine.name}")
@@ -223,6 +232,8 @@ def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:
     found = [
         ("file", backend.file),
         ("dialect", _word(backend, "dialect")),
+        ("provider", backend.provider),
+        ("region", backend.region),
         ("engine", _word(backend, "engine")),
         ("apis", ", ".join(apis)),
         ("api version", backend.api_version),

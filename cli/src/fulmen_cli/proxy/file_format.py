@@ -17,7 +17,15 @@ from typing import Any, Final
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import Violation
-from fulmen.kinds import MODES, NO_REDACTION, REDACTIONS, backend_problems, overrides_problem, route_problems
+from fulmen.kinds import (
+    MODES,
+    NO_REDACTION,
+    REDACTIONS,
+    backend_problems,
+    overrides_problem,
+    policy_problem,
+    route_problems,
+)
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen.train_toml.reader import ConfigError, TableReader, hint, parsed_toml
 
@@ -72,9 +80,13 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
         ),
         "dialect": Key(
             kind=Kind.TEXT,
-            words=("openai", "anthropic", "azure-openai"),
-            text="API that it speaks; `openai` by default.",
+            words=("openai", "anthropic", "azure-openai", "litellm"),
+            text="API that it speaks; `openai` by default. `litellm` is the vendor's own, called through LiteLLM.",
         ),
+        "provider": Key(
+            kind=Kind.TEXT, text="Vendor in LiteLLM's words, such as `gemini` or `bedrock`; needed for `litellm`."
+        ),
+        "region": Key(kind=Kind.TEXT, text="Region of that vendor, where `base_url` does not name it."),
         "api_version": Key(kind=Kind.TEXT, text="`api-version` of Azure, where it is needed, or `anthropic-version`."),
         "apis": Key(
             kind=Kind.TEXTS,
@@ -215,7 +227,7 @@ def _backend(table: TableReader) -> backend_pb2.Backend:
         apis=[backend_pb2.Api.Value(_enum("API", word)) for word in given["apis"]],
         engine=backend_pb2.Engine.Value(_enum("ENGINE", given["engine"])),
     )
-    for name in ("api_version", "key_name", "returns_token_ids", "health_path", "max_in_flight", "requests_per_minute",
+    for name in ("provider", "region", "api_version", "key_name", "returns_token_ids", "health_path", "max_in_flight", "requests_per_minute",
                  "tokens_per_minute"):  # fmt: skip
         setattr(backend, name, given[name])
     _report(table, backend_problems(backend), missing=[key for key in ("name", "base_url") if not given[key]])
@@ -356,6 +368,8 @@ def _relations(file: TableReader, backends: Sequence[backend_pb2.Backend], route
             name = target.backend.removeprefix("backends/")
             if name and name not in known:
                 file.problem(f"route {number}.targets {at}.backend", f"there is no backend {name!r}{hint(name, known)}")
+            elif target.policy and (problem := policy_problem(backends[known.index(name)])):
+                file.problem(f"route {number}.targets {at}.policy", problem)
         for fallback in route.fallbacks:
             model = fallback.removeprefix("routes/")
             if model not in models:

@@ -33,6 +33,7 @@ __all__ = [
     "id_problems",
     "overrides_problem",
     "pattern_problem",
+    "policy_problem",
     "route_problems",
 ]
 
@@ -49,6 +50,9 @@ PROTECTED_FIELDS: Final = frozenset(
 _BASE_URL: Final = re.compile(r"https?://[^\s/?#\\]+(/[^\s?#\\]*)?")
 _HEALTH_PATH: Final = re.compile(r"/[^\s#]{0,199}")
 _KEY_NAME: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
+_PROVIDER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_REGION: Final = re.compile(r"[a-z0-9-]{0,40}")
+_THROUGH_LITELLM: Final = frozenset({backend_pb2.API_CHAT_COMPLETIONS, backend_pb2.API_EMBEDDINGS})
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _MAX_HEADERS: Final = 16
 _MAX_HEADER_BYTES: Final = 1024
@@ -258,6 +262,7 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
         problems.add("backend.health_path", "is not of the form /health")
     _header_problems(message, problems)
+    _litellm_problems(message, problems)
     if not _KEY_NAME.fullmatch(message.key_name):
         problems.add("backend.key_name", f"is not of the form {_KEY_NAME.pattern}")
     unknown = [number for number in message.apis if number not in backend_pb2.Api.values() or not number]
@@ -270,6 +275,35 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     if not 0 <= hold.seconds <= _MAX_TIME_S or not 0 <= hold.nanos < _NS_PER_S:
         problems.add("backend.hold_until_time", "is not a time of the years 1970 to 9999")
     return problems.found
+
+
+def _litellm_problems(message: backend_pb2.Backend, problems: Problems) -> None:
+    if message.dialect != backend_pb2.DIALECT_LITELLM:
+        for field in ("provider", "region"):
+            if getattr(message, field):
+                problems.add(f"backend.{field}", "is for DIALECT_LITELLM only")
+        return
+    if not _PROVIDER.fullmatch(message.provider):
+        problems.add("backend.provider", "names no vendor of LiteLLM, such as gemini, bedrock, vertex_ai or cohere")
+    if not _REGION.fullmatch(message.region):
+        problems.add("backend.region", f"is not of the form {_REGION.pattern}")
+    if not _THROUGH_LITELLM.issuperset(message.apis):
+        problems.add("backend.apis", "names an API other than CHAT_COMPLETIONS and EMBEDDINGS of DIALECT_LITELLM")
+    for field, text in (
+        ("returns_token_ids", "is not possible for DIALECT_LITELLM: its answers have no token ids"),
+        ("engine", "is not possible for DIALECT_LITELLM: it is a vendor's API"),
+        ("health_path", "is not possible for DIALECT_LITELLM: its health is that of its process"),
+        ("api_version", "is not possible for DIALECT_LITELLM: it is part of base_url"),
+    ):
+        if getattr(message, field):
+            problems.add(f"backend.{field}", text)
+
+
+def policy_problem(backend: backend_pb2.Backend) -> str:
+    """Returns why a target at a backend cannot serve a policy; empty if it can."""
+    if backend.dialect != backend_pb2.DIALECT_LITELLM:
+        return ""
+    return "cannot be served there: the backend is called through LiteLLM, whose answers have no token ids to train on"
 
 
 def _header_problems(message: backend_pb2.Backend, problems: Problems) -> None:

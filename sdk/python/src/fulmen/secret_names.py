@@ -62,6 +62,7 @@ VENDORS: Final[Mapping[str, Vendor]] = {
     name: Vendor(variable=f"{name.upper()}_API_KEY", host=host)
     for name, host in {
         "anthropic": "api.anthropic.com",
+        "cohere": "api.cohere.com",
         "deepseek": "api.deepseek.com",
         "fireworks": "api.fireworks.ai",
         "gemini": "generativelanguage.googleapis.com",

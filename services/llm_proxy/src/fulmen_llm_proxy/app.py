@@ -208,9 +208,11 @@ def _roles(
         "revocations": state.followed.follower,
         "own-token": TokenRefresher(state.token, state.channel),
         "backend-key-watch": state.key_watch,
+        "litellm": state.gateways,
         "attempt-watch": AttemptWatch(guard=state.guard, checks=state.checks, metrics=state.key_metrics),
         "health-probe": HealthProbe(
             session=state.session, tables=state.tables, states=state.states, interval_s=settings.health_interval_s,
             timeout_s=settings.health_timeout_s, cache_share=settings.worker_cache_share, keys=state.keys,
+            gateways=state.gateways,
         ),
     }  # fmt: skip

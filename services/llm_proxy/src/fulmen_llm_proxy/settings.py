@@ -176,6 +176,19 @@ class LlmProxySettings(ServiceSettings):
         + ", ".join(VENDORS)
         + ".",
     )
+    litellm_python: str = Field(
+        default="",
+        max_length=4096,
+        description="Python of an environment that has LiteLLM, as `tools/litellm_env.sh` makes it; needed for backends of the "
+        "dialect `litellm`, each of which it calls in a process of its own.",
+    )
+    litellm_processes: int = Field(
+        default=8,
+        ge=1,
+        le=64,
+        description="Maximum number of vendors' addresses that are called through LiteLLM at the same time; each takes a process "
+        "of about 220 MB, in every worker.",
+    )
     pass_on: dict[str, PassedPath] = Field(
         default_factory=dict,
         description="Paths that the proxy does not serve itself, and the backend to which their requests are passed on unread, a "

@@ -181,6 +181,19 @@ async def test_a_set_with_problems_changes_nothing_and_tells_all_of_them(world: 
         await world.apply(file="a/b.toml")
 
 
+async def test_a_file_leads_no_policy_through_litellm(world: World) -> None:
+    first = world.proxies[0]
+    vendor = world.backend("a", dialect=backend_pb2.DIALECT_LITELLM, provider="gemini")
+    with pytest.raises(ArgumentInvalid) as error:
+        await world.apply([vendor], [route("trained", "a", policy=POLICY)])
+    assert [each.field for each in error.value.violations] == ["routes[0].targets[0].policy"]
+
+    await first.register("a", world.server.url)
+    await first.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route("trained", "a", policy=POLICY)))
+    with pytest.raises(ArgumentInvalid, match=r"backends/a: the policy of routes/trained"):
+        await world.apply([vendor], [route("chat", "a")])
+
+
 async def test_a_file_takes_over_what_an_operator_has_put_and_an_empty_set_deletes_it(world: World) -> None:
     first = world.proxies[0]
     await first.register("a", world.server.url, returns_token_ids=False)

@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fulmen.algorithm.v1.training_run_pb2 import TrainingRun
+from fulmen.llm_proxy.v1.backend_pb2 import BackendHealth
 from fulmen_cli.doctor import machine as checks
-from fulmen_cli.doctor.deployment import clocks, engines, token
+from fulmen_cli.doctor.deployment import backends, clocks, engines, token
 from fulmen_cli.local.record import StackFolder, StackRecord, StackState
 from fulmen_cli.main import app
 
@@ -147,6 +148,16 @@ def test_engines_that_take_no_calls_are_worth_knowing_and_runs_without_engines_a
     [found] = engines([whole, short])
     assert found.ok is None
     assert found.text == "ready: 1 of 3 of projects/p/trainingRuns/b"
+
+
+def test_a_vendor_whose_litellm_is_missing_is_a_failure_with_the_way_to_get_it() -> None:
+    well = BackendHealth(name="backends/gpt", healthy=True)
+    ill = BackendHealth(name="backends/gemini", last_failure_kind="litellm_not_installed")
+    assert backends([well], "backends").ok
+    found = backends([well, ill], "backends")
+    assert found.ok is False
+    assert "backends/gemini" in found.text
+    assert "tools/litellm_env.sh" in found.advice
 
 
 def test_a_default_port_belongs_to_the_stack_that_runs_here_only_if_that_stack_chose_it(

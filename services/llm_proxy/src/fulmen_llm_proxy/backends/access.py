@@ -55,11 +55,23 @@ class BackendKeys:
         """Returns the headers that the operator sends to a backend: its own, and its key.
 
         Raises:
+            BackendUnavailable: see `key`.
+        """
+        headers, key = dict(backend.headers), self.key(backend)
+        if not key:
+            return headers
+        if backend.dialect is Dialect.ANTHROPIC:
+            return headers | {"x-api-key": key}
+        return headers | ({"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"})
+
+    def key(self, backend: Backend) -> str:
+        """Returns the key of a backend; empty if it needs none.
+
+        Raises:
             BackendUnavailable: if the proxy does not have the key, or may not send it to the backend's host.
         """
-        headers = dict(backend.headers)
         if not backend.key_name:
-            return headers
+            return ""
         name = backend.key_name
         entry = self._configured.get(name) or self._stored.get(name) or self._defaults.get(name)
         if entry is None:
@@ -69,10 +81,7 @@ class BackendKeys:
         if not _is_among(backend.base_url, entry.hosts):
             text = f"is at a host that key '{name}' may not be sent to; add the host to the key's `hosts`"
             raise unavailable(backend.id, text)
-        key = entry.key.get_secret_value()
-        if backend.dialect is Dialect.ANTHROPIC:
-            return headers | {"x-api-key": key}
-        return headers | ({"api-key": key} if backend.azure else {"Authorization": f"Bearer {key}"})
+        return entry.key.get_secret_value()
 
 
 def _is_among(url: str, hosts: Sequence[str]) -> bool:
@@ -92,7 +101,12 @@ def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tup
     Args:
         model: the backend's name of the model; part of some Azure-style URLs.
         query: names and values, unescaped.
+
+    Raises:
+        BackendUnavailable: if the proxy does not call it itself.
     """
+    if backend.provider:
+        raise unavailable(backend.id, "is called through LiteLLM, which passes on no other paths")
     root = backend.base_url
     if backend.azure:
         root += f"/openai/deployments/{quote(model, safe='')}" if path in _OF_A_DEPLOYMENT else "/openai"

@@ -27,6 +27,9 @@ from fulmen_llm_proxy.backends.access import (
 )
 from fulmen_llm_proxy.backends.call_plan import CallPlan
 from fulmen_llm_proxy.backends.headers import Header, of_dialect, to_caller
+from fulmen_llm_proxy.backends.litellm.gateway import GatewayDown
+from fulmen_llm_proxy.backends.litellm.gateways import URL as GATEWAY_URL
+from fulmen_llm_proxy.backends.litellm.gateways import LitellmGateways
 from fulmen_llm_proxy.routing.backend_state import BackendState
 from fulmen_llm_proxy.routing.table import Backend, Choice
 
@@ -139,6 +142,7 @@ class BackendClient:
         *,
         session: aiohttp.ClientSession,
         keys: BackendKeys,
+        gateways: LitellmGateways,
         silence_s: float,
         max_answer_bytes: int,
     ) -> None:
@@ -146,11 +150,13 @@ class BackendClient:
 
         Args:
             keys: the proxy's own keys for backends.
+            gateways: the processes of vendors that are called through LiteLLM.
             silence_s: read timeout between two pieces of a stream, seconds.
             max_answer_bytes: largest complete answer, bytes.
         """
         self._session = session
         self._keys = keys
+        self._gateways = gateways
         self._silence_s = silence_s
         self._max_answer_bytes = max_answer_bytes
 
@@ -166,6 +172,11 @@ class BackendClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             state.release()
             return _failed(dispatch, state, period, error)
+        except GatewayDown as down:
+            state.release()
+            state.failed(period, down.kind)
+            error_of = unavailable(dispatch.backend.id, down.text)
+            return TryFailed(kind=down.kind, error=error_of, dispatch=dispatch, at_once=True)
         except BaseException:
             state.release()
             state.breaker.abandoned(period)
@@ -180,12 +191,7 @@ class BackendClient:
 
     async def _post(self, dispatch: Dispatch, state: BackendState, period: int) -> BackendAnswer:
         backend, plan = dispatch.backend, dispatch.plan
-        response = await self._session.post(
-            address(backend, plan.api.path, model=dispatch.choice.target.model),
-            data=plan.body,
-            headers=self._headers(dispatch),
-            allow_redirects=False,
-        )
+        response = await (self._send if not backend.provider else self._send_through_litellm)(dispatch)
         try:
             content_type, encoded = content_type_of(response), is_encoded(response)
             if response.status != _ANSWERED or encoded:
@@ -216,6 +222,24 @@ class BackendClient:
         if ended:
             answer.close()
         return answer
+
+    async def _send(self, dispatch: Dispatch) -> aiohttp.ClientResponse:
+        return await self._session.post(
+            address(dispatch.backend, dispatch.plan.api.path, model=dispatch.choice.target.model),
+            data=dispatch.plan.body,
+            headers=self._headers(dispatch),
+            allow_redirects=False,
+        )
+
+    async def _send_through_litellm(self, dispatch: Dispatch) -> aiohttp.ClientResponse:
+        key = self._keys.key(dispatch.backend)
+        session, gateway = await self._gateways.session(dispatch.backend)
+        return await session.post(
+            GATEWAY_URL + dispatch.plan.api.path,
+            data=dispatch.plan.body,
+            headers=gateway.headers(dispatch.backend, key),
+            allow_redirects=False,
+        )
 
     def _limit_silence(self, response: aiohttp.ClientResponse) -> None:
         """Replaces the first-byte timeout with the read timeout of streams."""

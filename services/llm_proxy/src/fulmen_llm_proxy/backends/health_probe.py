@@ -14,6 +14,7 @@ import structlog
 
 from fulmen.errors import BackendUnavailable
 from fulmen_llm_proxy.backends.access import BackendKeys
+from fulmen_llm_proxy.backends.litellm.gateways import LitellmGateways
 from fulmen_llm_proxy.routing.backend_state import UNKNOWN, BackendState, BackendStates
 from fulmen_llm_proxy.routing.engines import PROFILES, LoadMetrics, root_of
 from fulmen_llm_proxy.routing.table import Backend
@@ -33,13 +34,14 @@ _log = structlog.get_logger(__name__)
 
 
 class HealthProbe:
-    """Background role: probes every backend that has a health path."""
+    """Background role: probes every backend that has a health path, and looks after the processes of vendors."""
 
     def __init__(
         self,
         *,
         session: aiohttp.ClientSession,
         keys: BackendKeys,
+        gateways: LitellmGateways,
         tables: TableHolder,
         states: BackendStates,
         interval_s: float,
@@ -50,12 +52,14 @@ class HealthProbe:
 
         Args:
             keys: the proxy's own keys for backends, for metrics that ask for one.
+            gateways: the processes of vendors that are called through LiteLLM.
             interval_s: pause between two rounds, seconds.
             timeout_s: timeout of a probe, seconds.
             cache_share: share of an engine's cache that the attempts of this process may fill.
         """
         self._session = session
         self._keys = keys
+        self._gateways = gateways
         self._tables = tables
         self._states = states
         self._interval_s = interval_s
@@ -75,10 +79,21 @@ class HealthProbe:
         async with asyncio.TaskGroup() as group:
             for backend in self._tables.current.backends.values():
                 path = backend.health_path or PROFILES[backend.engine].health_path
-                if path:
+                if backend.provider:
+                    self._look_at_gateway(backend)
+                elif path:
                     group.create_task(self._probe(backend, path), name=f"probe-{backend.id}")
                 else:
                     self._states.of(backend.id).breaker.probed = False
+
+    def _look_at_gateway(self, backend: Backend) -> None:
+        """Notes whether the process of a backend takes calls; whether its vendor answers, only calls show."""
+        state = self._states.of(backend.id)
+        if problem := self._gateways.problem_of(backend):
+            state.note_failure(problem)
+            state.breaker.probe_failed()
+        else:
+            state.breaker.probed = False
 
     async def _probe(self, backend: Backend, path: str) -> None:
         state = self._states.of(backend.id)

@@ -134,9 +134,13 @@ class BackendState:
     def failed(self, period: int, kind: str) -> None:
         """Counts a failure caused by the backend."""
         self.failures += 1
+        self.note_failure(kind)
+        self.breaker.failed(period)
+
+    def note_failure(self, kind: str) -> None:
+        """Notes the last failure, of a call or of what serves it."""
         self.last_failure_s = self.wall_clock()
         self.last_failure_kind = kind
-        self.breaker.failed(period)
 
 
 class BackendStates:

@@ -26,7 +26,16 @@ from fulmen_llm_proxy.apis.api import UNREADABLE, ApiName, Dialect, decode_field
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.routing.balancing import Balancing
 from fulmen_llm_proxy.routing.engines import Engine
-from fulmen_llm_proxy.routing.table import ANTHROPIC_APIS, OPENAI_APIS, VLLM_APIS, Backend, Recording, Route, Target
+from fulmen_llm_proxy.routing.table import (
+    ANTHROPIC_APIS,
+    LITELLM_APIS,
+    OPENAI_APIS,
+    VLLM_APIS,
+    Backend,
+    Recording,
+    Route,
+    Target,
+)
 
 ROUTE_KIND = "route"
 BACKEND_KIND = "backend"
@@ -196,6 +205,8 @@ def decode_backend(message: backend_pb2.Backend) -> Backend:
         stale_version=message.stale_version,
         headers=tuple((name.lower(), value) for name, value in sorted(message.headers.items())),
         drop_params=message.drop_params,
+        provider=message.provider,
+        region=message.region,
     )
 
 
@@ -207,6 +218,8 @@ def _base_url(url: str, dialect: Dialect) -> str:
 
 def _apis(message: backend_pb2.Backend, dialect: Dialect) -> frozenset[ApiName]:
     if not message.apis:
+        if message.provider:
+            return LITELLM_APIS
         openai = VLLM_APIS if message.engine == backend_pb2.ENGINE_VLLM else OPENAI_APIS
         return ANTHROPIC_APIS if dialect is Dialect.ANTHROPIC else openai
     return frozenset(_API_NAMES[number] for number in message.apis)

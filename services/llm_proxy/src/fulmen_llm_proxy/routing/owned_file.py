@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from fulmen.errors import ArgumentInvalid, ManagedByFile, Violation
+from fulmen.kinds import policy_problem
 from fulmen.llm_proxy.v1 import backend_pb2, route_pb2
 from fulmen_llm_proxy.routing.codec import (
     BACKEND_KIND,
@@ -140,17 +141,25 @@ def _set_problems(wanted: FileSet) -> Iterable[Violation]:
                 yield Violation(field=kind, description=f"{name} is given {count} times")
     for index, backend in enumerate(wanted.backends[:MAX_ENTRIES]):
         yield from _decoded(decode_backend, backend, f"backends[{index}]")
-    backends, routes = {each.name for each in wanted.backends}, {each.name for each in wanted.routes}
+    backends, routes = {each.name: each for each in wanted.backends}, {each.name for each in wanted.routes}
     for index, route in enumerate(wanted.routes[:MAX_ENTRIES]):
         where = f"routes[{index}]"
         yield from _decoded(decode_route, route, where)
-        for at, target in enumerate(route.targets):
-            if target.backend not in backends:
-                text = f"{target.backend[:100]!r} is no backend of the file"
-                yield Violation(field=f"{where}.targets[{at}].backend", description=text)
+        yield from _target_problems(route, where, backends)
         for at, name in enumerate(route.fallbacks):
             if name not in routes:
                 yield Violation(field=f"{where}.fallbacks[{at}]", description=f"{name[:150]!r} is no route of the file")
+
+
+def _target_problems(
+    route: route_pb2.Route, where: str, backends: Mapping[str, backend_pb2.Backend]
+) -> Iterable[Violation]:
+    for at, target in enumerate(route.targets):
+        if target.backend not in backends:
+            text = f"{target.backend[:100]!r} is no backend of the file"
+            yield Violation(field=f"{where}.targets[{at}].backend", description=text)
+        elif target.policy and (problem := policy_problem(backends[target.backend])):
+            yield Violation(field=f"{where}.targets[{at}].policy", description=problem)
 
 
 def _decoded(decode: Callable[[_Entry], object], entry: _Entry, where: str) -> Iterable[Violation]:
@@ -166,8 +175,8 @@ def _conflicts(wanted: FileSet, held: _Held) -> Iterable[Violation]:
     """Yields what keeps a set from what there is: owners of its names, and users of what it deletes."""
     yield from _taken("backends", wanted.file, wanted.backends, held.backends)
     yield from _taken("routes", wanted.file, wanted.routes, held.routes)
-    kept = {each.name for each in wanted.backends}
-    deleted = {name for name, each in held.backends.items() if each.file == wanted.file} - kept
+    kept = {each.name: each for each in wanted.backends}
+    deleted = {name for name, each in held.backends.items() if each.file == wanted.file} - kept.keys()
     routes = {each.name for each in wanted.routes}
     for route in held.routes.values():
         if route.file != wanted.file and route.name not in routes:
@@ -175,6 +184,9 @@ def _conflicts(wanted: FileSet, held: _Held) -> Iterable[Violation]:
                 yield Violation(
                     field="backends", description=f"{name} is in use by {route.name}, which the file does not own"
                 )
+            for name in sorted({target.backend for target in route.targets if target.policy} & kept.keys()):
+                if problem := policy_problem(kept[name]):
+                    yield Violation(field="backends", description=f"{name}: the policy of {route.name} {problem}")
 
 
 def _taken(kind: str, file: str, entries: Sequence[_Entry], held: Mapping[str, _Entry]) -> Iterable[Violation]:

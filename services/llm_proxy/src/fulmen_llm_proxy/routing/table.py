@@ -26,6 +26,8 @@ VLLM_APIS = OPENAI_APIS | {ApiName.COUNT_TOKENS}
 
 ANTHROPIC_APIS = frozenset({ApiName.MESSAGES, ApiName.COUNT_TOKENS})
 
+LITELLM_APIS = frozenset({ApiName.CHAT, ApiName.EMBEDDINGS})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
@@ -49,6 +51,8 @@ class Backend:
         stale_version: policy version of an answer that was older than its target's, for which it is held; 0 for none.
         headers: name, in lower case, and value of further headers of every request to it.
         drop_params: whether parameters that its API cannot express are dropped; otherwise such calls are refused.
+        provider: vendor in LiteLLM's words, which calls it in a process of its own; empty if the proxy calls it itself.
+        region: region of that vendor; empty if `base_url` names it.
     """
 
     id: str
@@ -69,6 +73,8 @@ class Backend:
     stale_version: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     drop_params: bool = False
+    provider: str = ""
+    region: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from fulmen.errors import (
     Unavailable,
     Violation,
 )
+from fulmen.kinds import policy_problem
 from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_service_pb2_grpc
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.breaker import BreakerState
@@ -213,7 +214,9 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             RouteExists: if it has a project, and the present backend is not that project's: routes that lead there would lead
                 to another project's weights.
             ManagedByFile: if a file owns the present backend.
+            ArgumentInvalid: if a target at it serves a policy, which it then could not.
         """
+        self._require_no_policy(wanted)
         present = self._resources.find(backend_resource(backend_id))
         if present is None:
             return wanted
@@ -225,6 +228,15 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         owned.CopyFrom(wanted)
         owned.project = held.project
         return owned
+
+    def _require_no_policy(self, wanted: backend_pb2.Backend) -> None:
+        problem = policy_problem(wanted)
+        for document in self._resources.of_kind(ROUTE_KIND).values() if problem else ():
+            route = parse_route(document.content)
+            if policies := [each.policy for each in route.targets if each.backend == wanted.name and each.policy]:
+                text = f"the policy {policies[0]!r} of {route.name} {problem}"
+                violation = Violation(field="backend.dialect", description=text)
+                raise ArgumentInvalid("The request is malformed.", violations=[violation])
 
     async def _set_draining(self, name: str, *, draining: bool) -> backend_pb2.Backend:
         backend_id = backend_id_of(name)

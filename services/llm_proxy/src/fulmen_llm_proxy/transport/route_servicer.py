@@ -18,12 +18,15 @@ from fulmen.errors import (
     RouteNotFound,
     Violation,
 )
+from fulmen.kinds import policy_problem
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2, route_service_pb2_grpc
 from fulmen_llm_proxy.metrics.routing import RoutingMetrics
 from fulmen_llm_proxy.routing.codec import (
     ROUTE_KIND,
+    backend_resource,
     decode_route,
     model_of,
+    parse_backend,
     parse_route,
     route_resource,
 )
@@ -271,12 +274,35 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 quota="project_routes",
             )
 
+    def _require_trainable(self, routes: Sequence[route_pb2.Route]) -> None:
+        """Checks that targets with a policy are at backends whose tokens can be trained on.
+
+        Raises:
+            ArgumentInvalid: if one is not.
+        """
+        held = {
+            target.backend: self._resources.find(backend_resource(target.backend.removeprefix("backends/")))
+            for route in routes
+            for target in route.targets
+            if target.policy
+        }
+        problems = {name: policy_problem(parse_backend(found.content)) for name, found in held.items() if found}
+        violations = [
+            Violation(field=f"route.targets[{at}].policy", description=problems[target.backend])
+            for route in routes
+            for at, target in enumerate(route.targets)
+            if target.policy and problems.get(target.backend)
+        ]
+        if violations:
+            raise ArgumentInvalid("The route cannot be trained on.", violations=violations)
+
     async def _put(self, make: Callable[[], list[route_pb2.Route]]) -> list[route_pb2.Route]:
         """Publishes the routes that differ from the current ones; returns all resulting routes."""
         models: list[str] = []
 
         def changed() -> dict[str, bytes]:
             routes = make()
+            self._require_trainable(routes)
             models[:] = [model_of(route.name) for route in routes]
             contents = {}
             for model, route in zip(models, routes, strict=True):

@@ -57,7 +57,7 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         metrics=UsageMetrics(state.registry, state.accounts.usage),
     )
     client = BackendClient(
-        session=state.session, keys=state.keys,
+        session=state.session, keys=state.keys, gateways=state.gateways,
         silence_s=settings.read_timeout_s, max_answer_bytes=settings.max_answer_bytes,
     )  # fmt: skip
     limits = SendLimits(

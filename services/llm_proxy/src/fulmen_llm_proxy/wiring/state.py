@@ -17,6 +17,7 @@ from fulmen_llm_proxy.attempts.watch import AttemptChecks
 from fulmen_llm_proxy.backends.access import BackendKeys
 from fulmen_llm_proxy.backends.client import open_session
 from fulmen_llm_proxy.backends.key_watch import BackendKeyWatch
+from fulmen_llm_proxy.backends.litellm.gateways import LitellmGateways
 from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
 from fulmen_llm_proxy.calls.shared_answers import SharedAnswers, open_shared_answers
@@ -73,6 +74,7 @@ class State:
     key_metrics: KeyMetrics
     session: aiohttp.ClientSession
     keys: BackendKeys
+    gateways: LitellmGateways
     key_watch: BackendKeyWatch
     buffer: RequestBuffer
     limits: ProjectLimits
@@ -125,6 +127,7 @@ async def open_state(
         key_metrics=KeyMetrics(registry),
         session=session,
         keys=backend_keys,
+        gateways=LitellmGateways(settings, tables),
         key_watch=BackendKeyWatch(
             channel=channel,
             project=settings.project,

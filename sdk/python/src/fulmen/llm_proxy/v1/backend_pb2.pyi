@@ -13,6 +13,7 @@ class Dialect(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIALECT_OPENAI: _ClassVar[Dialect]
     DIALECT_ANTHROPIC: _ClassVar[Dialect]
     DIALECT_AZURE_OPENAI: _ClassVar[Dialect]
+    DIALECT_LITELLM: _ClassVar[Dialect]
 
 class Api(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ DIALECT_UNSPECIFIED: Dialect
 DIALECT_OPENAI: Dialect
 DIALECT_ANTHROPIC: Dialect
 DIALECT_AZURE_OPENAI: Dialect
+DIALECT_LITELLM: Dialect
 API_UNSPECIFIED: Api
 API_CHAT_COMPLETIONS: Api
 API_COMPLETIONS: Api
@@ -58,7 +60,7 @@ BREAKER_STATE_OPEN: BreakerState
 BREAKER_STATE_HALF_OPEN: BreakerState
 
 class Backend(_message.Message):
-    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path", "project", "stale_version", "headers", "drop_params", "file")
+    __slots__ = ("name", "base_url", "dialect", "key_name", "returns_token_ids", "max_in_flight", "draining", "requests_per_minute", "tokens_per_minute", "api_version", "apis", "engine", "hold_until_time", "health_path", "project", "stale_version", "headers", "drop_params", "file", "provider", "region")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +87,8 @@ class Backend(_message.Message):
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     DROP_PARAMS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     name: str
     base_url: str
     dialect: Dialect
@@ -104,7 +108,9 @@ class Backend(_message.Message):
     headers: _containers.ScalarMap[str, str]
     drop_params: bool
     file: str
-    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ..., project: _Optional[str] = ..., stale_version: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., drop_params: bool = ..., file: _Optional[str] = ...) -> None: ...
+    provider: str
+    region: str
+    def __init__(self, name: _Optional[str] = ..., base_url: _Optional[str] = ..., dialect: _Optional[_Union[Dialect, str]] = ..., key_name: _Optional[str] = ..., returns_token_ids: bool = ..., max_in_flight: _Optional[int] = ..., draining: bool = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., api_version: _Optional[str] = ..., apis: _Optional[_Iterable[_Union[Api, str]]] = ..., engine: _Optional[_Union[Engine, str]] = ..., hold_until_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., health_path: _Optional[str] = ..., project: _Optional[str] = ..., stale_version: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., drop_params: bool = ..., file: _Optional[str] = ..., provider: _Optional[str] = ..., region: _Optional[str] = ...) -> None: ...
 
 class BackendHealth(_message.Message):
     __slots__ = ("name", "healthy", "in_flight_count", "request_count", "failure_count", "last_failure_time", "breaker", "waiting_count", "last_failure_kind", "engine_waiting_count", "engine_cache_usage", "stale_version")
