@@ -17,6 +17,7 @@ from fulmen_store.leases.leases import AttemptReport, Grant
 from fulmen_store.rollouts.transitions import FailureKind
 
 __all__ = [
+    "MAX_PROGRESS_BYTES",
     "MAX_REPORT_BYTES",
     "explained",
     "failure_line",
@@ -30,6 +31,8 @@ MAX_MESSAGE_BYTES: Final = 4096
 MAX_CONTENT_TYPE: Final = 128
 # Above what the limits of its fields allow, names of rewards included.
 MAX_REPORT_BYTES: Final = 112 * 1024
+# Above 200 characters of four bytes, with fields that the store does not know.
+MAX_PROGRESS_BYTES: Final = 2048
 SPAN_ID_BYTES: Final = 8
 FINAL_DIMENSION: Final = "reward"
 MAX_LINE_CHARS: Final = 200

@@ -26,7 +26,8 @@ with k as (
     ) i
 ), u as (
     update item i set
-        hedge_session = k.session, hedge_epoch = greatest(i.epoch, i.hedge_epoch) + 1, hedge_leased_at = now()
+        hedge_session = k.session, hedge_epoch = greatest(i.epoch, i.hedge_epoch) + 1, hedge_leased_at = now(),
+        changed = pg_current_xact_id()
     from k where i.ctid = k.c
     returning i.id, i.hedge_session as session, i.hedge_epoch as epoch, i.project_id
 )
@@ -77,7 +78,8 @@ with k as (
 ), u as (
     update item i set
         session = k.rival_session, epoch = k.rival_epoch, leased_at = k.rival_leased_at,
-        hedge_session = null, hedge_leased_at = null, hedge_epoch = k.epoch
+        hedge_session = null, hedge_leased_at = null, hedge_epoch = k.epoch, changed = pg_current_xact_id(),
+        progress = case when i.epoch = k.epoch then i.hedge_progress else i.progress end, hedge_progress = null
     from k where i.ctid = k.c and k.rollout_state = 2
     returning
         i.id, i.project_id, i.group_key, i.sort_priority, i.labels, i.task_type, i.agent,

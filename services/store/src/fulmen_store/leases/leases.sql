@@ -18,7 +18,8 @@ with k as (
         limit 1 for update skip locked
     ) i
 ), u as (
-    update item i set session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now()
+    update item i set
+        session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now(), changed = pg_current_xact_id()
     from k where i.ctid = k.c
     returning i.id, i.session, i.epoch, i.project_id
 )
@@ -121,7 +122,8 @@ with k as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
         runner_losses = i.runner_losses + k.runner_loss,
-        run_at = now() + k.delay_s * interval '1 second', delayed = k.delay_s > 0
+        run_at = now() + k.delay_s * interval '1 second', delayed = k.delay_s > 0, progress = null,
+        changed = pg_current_xact_id()
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,

@@ -281,6 +281,7 @@ def view_of(row: asyncpg.Record, projects: ProjectNames) -> RolloutView:
         prompt_token_count=row["prompt_token_count"],
         completion_token_count=row["completion_token_count"],
         cost_micros=row["cost_micros"],
+        retry_at=row["run_at"] if state is RolloutState.RETRY_WAIT else None,
     )
 
 
@@ -290,6 +291,7 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         session_id=row[f"{prefix}session"],
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
+        progress=row.get(f"{prefix}progress") or b"",
     )
 
 

@@ -42,6 +42,7 @@ from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.deletion import Deletion, DeletionTable
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
+from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
@@ -98,6 +99,7 @@ class Servicers:
             deletion=deletion,
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
+            watch=ChangeFollower(table=ChangedTable(database)),
             dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
         )  # fmt: skip
         self.leases = LeaseService(
