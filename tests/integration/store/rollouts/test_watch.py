@@ -106,7 +106,7 @@ async def test_what_changed_between_two_streams_is_found_by_the_cursor(stubs: St
     runner = await Runner(stubs).open()
     taken = await runner.take(2)
     await runner.complete(taken[:1])
-    states = {one: QUEUED for one in names} | {taken[1].rollout.name: RUNNING} | {taken[0].rollout.name: DONE}
+    states = dict.fromkeys(names, QUEUED) | {taken[1].rollout.name: RUNNING} | {taken[0].rollout.name: DONE}
     async with watching(stubs, cursor=before) as watcher:
         while watcher.rollouts.keys() != states.keys():
             await watcher.read()
@@ -124,7 +124,12 @@ async def test_a_training_run_is_watched_before_it_has_rollouts(stubs: Stubs) ->
         assert list(watcher.rollouts) == [name]
         cursor = watcher.cursor
     foreign = Cursor(xid=2**40).encode(ChangeSelection(project_id=1))
-    for selection in ({"cursor": cursor}, {"cursor": "nonsense"}, {"cursor": foreign}, {"training_run": OTHER, "cursor": cursor}):
+    for selection in (
+        {"cursor": cursor},
+        {"cursor": "nonsense"},
+        {"cursor": foreign},
+        {"training_run": OTHER, "cursor": cursor},
+    ):
         with pytest.raises(CursorInvalid):
             async with watching(stubs, **selection):
                 pass

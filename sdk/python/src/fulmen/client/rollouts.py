@@ -11,9 +11,9 @@ from fulmen.client.view import View
 from fulmen.ids import parse_attempt_name
 from fulmen.messages import enum_word, moment
 from fulmen.scores import final_reward
-from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
+from fulmen.store.v1 import attempt_pb2, rollout_changes_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
 
-__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "RolloutCount", "decoded"]
+__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "RolloutChanges", "RolloutCount", "decoded"]
 
 FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States of a rollout that never change."""
@@ -182,6 +182,11 @@ class Rollout(View[rollout_pb2.Rollout]):
         return moment(self.proto.create_time)
 
     @property
+    def retry_time(self) -> datetime.datetime | None:
+        """When it may run again, UTC; None unless its state is `retry_wait`."""
+        return moment(self.proto.retry_time)
+
+    @property
     def end_time(self) -> datetime.datetime | None:
         """When it reached its final state, UTC; None before."""
         return moment(self.proto.end_time)
@@ -221,6 +226,23 @@ class RolloutCount(View[rollout_selection_pb2.CountRolloutsResponse]):
             word = enum_word(part, field)
             found[word] = found.get(word, 0) + part.count
         return found
+
+
+class RolloutChanges(View[rollout_changes_pb2.WatchRolloutChangesResponse]):
+    """Rollouts that changed."""
+
+    __slots__ = ()
+    _shown: ClassVar[tuple[str, ...]] = ("rollouts",)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts as they are now, with their latest attempts; tasks and outputs are left out."""
+        return [Rollout(each) for each in self.proto.rollouts]
+
+    @property
+    def cursor(self) -> str:
+        """Position after these changes, from which a watch resumes."""
+        return str(self.proto.cursor)
 
 
 class Group(View[rollout_service_pb2.FinishedGroup]):

@@ -1,4 +1,4 @@
-"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete."""
+"""Rollouts: create, wait, list, count, stream, watch, update, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Any
 
 from fulmen.client.aio.base import Part, Session, listed
 from fulmen.client.frames import rollouts_frame
-from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutChanges, RolloutCount
 from fulmen.client.view import Named, name_of
 from fulmen.messages import enum_number, timestamp
-from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
-from fulmen.training.following import follow_groups
+from fulmen.store.v1 import (
+    resource_service_pb2,
+    rollout_changes_pb2,
+    rollout_pb2,
+    rollout_selection_pb2,
+    rollout_service_pb2,
+)
+from fulmen.training.following import follow_changes, follow_groups
 from fulmen.training.tasks import Tasks, task_lines
 
 __all__ = ["AsyncRolloutQuery", "AsyncRollouts"]
@@ -270,6 +276,32 @@ class AsyncRollouts(Part):
         )
         async for group in follow_groups(self._services, request):
             yield Group(group)
+
+    async def watch(self, *, run: str | Named | None = None, cursor: str = "") -> AsyncIterator[RolloutChanges]:
+        """Yields rollouts that change, as they are then, without end; over restarts of the store.
+
+        The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
+
+        >>> watch = client.rollouts.watch()
+        >>> (await anext(watch)).rollouts
+        []
+        >>> created = await client.rollouts.create("echo", {"input": "seen"})
+        >>> created[0].name in [rollout.name for rollout in (await anext(watch)).rollouts]
+        True
+
+        Args:
+            run: only those of this training run; None for those of the whole project.
+            cursor: begins after the changes with this `cursor`; empty begins now.
+
+        Raises:
+            CursorInvalid: if the cursor is of another project or training run.
+            Unavailable: if the store cannot be reached for 3 minutes.
+        """
+        request = rollout_changes_pb2.WatchRolloutChangesRequest(
+            project=self._session.project, training_run=self._session.run(run), cursor=cursor
+        )
+        async for changes in follow_changes(self._services, request):
+            yield RolloutChanges(changes)
 
     async def update(
         self,

@@ -1,4 +1,4 @@
-"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
+"""Rollouts: create, wait, list, count, stream, watch, update, cancel, retry, delete. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fulmen.client.aio.rollouts import AsyncRolloutQuery, AsyncRollouts
 from fulmen.client.face import Face, faced
-from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutChanges, RolloutCount
 from fulmen.client.view import Named
 from fulmen.training.tasks import Tasks
 
@@ -197,6 +197,28 @@ class Rollouts(Face):
             MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
         """
         return self._iterate(self._aio.stream(run=run, cursor=cursor))
+
+    def watch(self, *, run: str | Named | None = None, cursor: str = "") -> Iterator[RolloutChanges]:
+        """Yields rollouts that change, as they are then, without end; over restarts of the store.
+
+        The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
+
+        >>> watch = client.rollouts.watch()
+        >>> (anext(watch)).rollouts
+        []
+        >>> created = client.rollouts.create("echo", {"input": "seen"})
+        >>> created[0].name in [rollout.name for rollout in (anext(watch)).rollouts]
+        True
+
+        Args:
+            run: only those of this training run; None for those of the whole project.
+            cursor: begins after the changes with this `cursor`; empty begins now.
+
+        Raises:
+            CursorInvalid: if the cursor is of another project or training run.
+            Unavailable: if the store cannot be reached for 3 minutes.
+        """
+        return self._iterate(self._aio.watch(run=run, cursor=cursor))
 
     def update(
         self,

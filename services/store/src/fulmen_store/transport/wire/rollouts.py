@@ -158,7 +158,9 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
         name=name, state=attempt_pb2.ATTEMPT_STATE_RUNNING, runner=runner_name(view.session_id), runner_host=view.host
     )
     _set(message.start_time, view.started_at)
-    if view.progress and (stored := read_column(attempt_pb2.AttemptProgress, view.progress, max_bytes=MAX_PROGRESS_BYTES)):
+    if view.progress and (
+        stored := read_column(attempt_pb2.AttemptProgress, view.progress, max_bytes=MAX_PROGRESS_BYTES)
+    ):
         message.progress.CopyFrom(stored)
     return message
 
