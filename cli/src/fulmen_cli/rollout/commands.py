@@ -22,7 +22,7 @@ from fulmen_cli.names import ROLLOUT_FORMS, rollout_name, rollout_names, run_nam
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
 from fulmen_cli.rollout import dead, export, selection, watch
 from fulmen_cli.rollout.backlog import pause_text
-from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, reward_text, time_text
+from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, progress_text, reward_text, time_text
 from fulmen_cli.rollout.listing import (
     PAGE_SIZE,
     FilterOption,
@@ -281,6 +281,8 @@ def attempt_text(attempt: attempt_pb2.Attempt) -> str:
         f"  runner     {attempt.runner_host or attempt.runner}",
         f"  time       {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}{_took(attempt)}",
     ]
+    if attempt.HasField("progress"):
+        lines.append(f"  progress   {progress_text(attempt.progress)}, at {when(attempt.progress.update_time)}")
     for reward in attempt.rewards:
         step = f" at step {reward.step}" if reward.HasField("step") else ""
         lines.append(f"  reward     {reward.dimension or 'reward'} {reward.value:g}{step}")

@@ -14,7 +14,7 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json_line, when
-from fulmen_cli.rollout.figures import reward_text
+from fulmen_cli.rollout.figures import progress_text, reward_text
 
 __all__ = ["change_text", "register"]
 
@@ -78,7 +78,8 @@ def change_text(rollout: rollout_pb2.Rollout) -> str:
 def _attempt_words(attempt: attempt_pb2.Attempt) -> str:
     number = parse_attempt_name(attempt.name).number
     outcome = enum_word(attempt, "failure_kind") or enum_word(attempt, "state")
-    return f"attempt {number} {outcome} on {attempt.runner_host or attempt.runner}"
+    words = f"attempt {number} {outcome} on {attempt.runner_host or attempt.runner}"
+    return f"{words}, {progress_text(attempt.progress)}" if attempt.HasField("progress") else words
 
 
 def _print_group(group: rollout_service_pb2.FinishedGroup, *, as_json: bool) -> None:

@@ -141,6 +141,9 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             items=4 * ASKED,
             index="item_pkey",
         ),
+        "report_progress": Hot(
+            arguments=(leased, others, [1] * count, [b""] * count), items=3 * ASKED, index="item_pkey"
+        ),
         "session_leases": Hot(arguments=(own,), items=LEASED, index="item_leased"),
         "orphaned_leases": Hot(arguments=(1000,), items=LEASED, index="item_leased"),
         "overdue_attempts": Hot(arguments=(30.0, 1000, 0.0, 0.0, time.time(), 30.0), items=LEASED, index="item_leased"),

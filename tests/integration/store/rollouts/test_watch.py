@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import CursorInvalid, Draining
-from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2, rollout_selection_pb2
+from fulmen.store.v1 import attempt_pb2, failure_pb2, lease_service_pb2, rollout_pb2, rollout_selection_pb2
 from fulmen.store.v1 import rollout_changes_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2 as queue_pb
 from fulmen_store.rollouts.feed_cursor import Cursor
@@ -176,3 +176,33 @@ async def test_a_watcher_of_changes_is_told_that_the_store_stops(store: StoreHan
         await store.parts.drain()
         with pytest.raises(Draining):
             await watcher.read()
+
+
+async def test_progress_is_shown_while_an_attempt_runs(stubs: Stubs) -> None:
+    (name,) = await create(stubs, policy={"max_attempts": 2, "retry_on": ["FAILURE_KIND_AGENT_ERROR"]})
+    runner = await Runner(stubs).open()
+    other = await Runner(stubs).open()
+    (taken,) = await runner.take(1)
+    async with watching(stubs) as watcher:
+        await say(other, taken.attempt, fraction=0.9, text="not mine")
+        await say(runner, "nonsense", fraction=0.9)
+        await say(runner, taken.attempt, fraction=1.5)
+        await say(runner, taken.attempt, fraction=0.25, text="3 of 12\nfiles")
+        while not (running := await watcher.until(name, RUNNING)).attempts[0].HasField("progress"):
+            await watcher.read()
+        assert (running.attempts[0].progress.fraction, running.attempts[0].progress.text) == (0.25, "3 of 12 files")
+        assert running.attempts[0].progress.HasField("update_time")
+        assert (await get(stubs, name)).attempts[0].progress == running.attempts[0].progress
+        await runner.complete([taken], failure_kind=failure_pb2.FAILURE_KIND_AGENT_ERROR)
+        await watcher.until(name, WAITS)
+        await runner.take(1)
+        again = await watcher.until(name, RUNNING)
+    assert len(again.attempts) == 2
+    assert not any(attempt.HasField("progress") for attempt in again.attempts)
+
+
+async def say(runner: Runner, attempt: str, **progress: Any) -> None:
+    """Reports the progress of an attempt."""
+    reported = lease_service_pb2.ReportedProgress(attempt=attempt, progress=attempt_pb2.AttemptProgress(**progress))
+    renewal = lease_service_pb2.RenewSession(progress=[reported])
+    await runner.stream.write(lease_service_pb2.StreamLeasesRequest(renew=renewal))

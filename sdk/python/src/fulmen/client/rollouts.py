@@ -78,6 +78,14 @@ class Attempt(View[attempt_pb2.Attempt]):
         return final_reward({(dimension, None, b""): value for dimension, value in self.rewards.items()})
 
     @property
+    def progress(self) -> tuple[float | None, str] | None:
+        """What its agent reported last: the part that is done (0 to 1, None if unknown) and a text; None if nothing."""
+        if not self.proto.HasField("progress"):
+            return None
+        said = self.proto.progress
+        return (said.fraction if said.HasField("fraction") else None), str(said.text)
+
+    @property
     def start_time(self) -> datetime.datetime | None:
         """When its lease was granted, UTC."""
         return moment(self.proto.start_time)

@@ -7,7 +7,7 @@ Threads and tasks that the agent leaves running are counted in `stragglers` and 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from fulmen_runner.attempts.hooks import AttemptHooks, HookedAttempt
 from fulmen_runner.attempts.masking import masked_bytes, masked_message
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, cut_at_front
 from fulmen_runner.attempts.program import Invocation, Program
+from fulmen_runner.attempts.progress import ProgressBoard
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspace, Workspaces
 from fulmen_service_kit.observability.own_traces import OwnSpan, OwnTraces
@@ -84,6 +85,7 @@ class AttemptExecutor:
         workspaces: Working directories of attempts.
         flush_spans: Flushes an attempt's spans; returns the number that the store has not acknowledged.
         hooks: Hooks to call around attempts; None if there are none.
+        progress: Gets what agents report of their progress.
     """
 
     captures: Captures
@@ -94,6 +96,7 @@ class AttemptExecutor:
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
+    progress: ProgressBoard = field(default_factory=ProgressBoard)
 
     async def execute(self, assignment: Assignment) -> Outcome:
         """Runs an attempt and returns its outcome. On cancellation, stops the agent first."""
@@ -195,8 +198,13 @@ class AttemptExecutor:
             open_work_dir=lambda: workspace.open_here().work_dir,
         )
         invocation = Invocation(assignment=assignment, task=decoded, context=context, workspace=workspace)
-        with entered(context):
-            task = asyncio.create_task(program.run(invocation), name=assignment.attempt)
+        with entered(context), self.progress.following(assignment, context.progress, workspace):
+            return await self._finish(program, invocation, deadline)
+
+    async def _finish(self, program: Program, invocation: Invocation, deadline: float) -> Outcome:
+        """Runs the program until its end or the attempt's deadline."""
+        assignment = invocation.assignment
+        task = asyncio.create_task(program.run(invocation), name=assignment.attempt)
         try:
             await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
             timed_out = not task.done()

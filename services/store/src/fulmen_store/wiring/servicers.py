@@ -28,6 +28,7 @@ from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABE
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
+from fulmen_store.leases.progress import ProgressTable, ProgressWriter
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.projects.projects import Projects
 from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
@@ -102,9 +103,10 @@ class Servicers:
             watch=ChangeFollower(table=ChangedTable(database)),
             dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
         )  # fmt: skip
+        progress = ProgressWriter(ProgressTable(database))
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
-            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
+            checks=AttemptCheckTable(database), progress=progress, signer=queue.signer, drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
         )  # fmt: skip
         self.resources = ResourceService(
@@ -143,6 +145,7 @@ class Servicers:
         )
         self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
         self.roles: dict[str, Role] = {
+            "progress-writer": progress,
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
