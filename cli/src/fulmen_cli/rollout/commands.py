@@ -152,16 +152,22 @@ async def list_rollouts(
 async def show(
     connection: Connection,
     rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}.")],
+    printed: Annotated[
+        bool, typer.Option("--printed", help="Show the end of what each attempt's agent printed, too.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows a rollout and its attempts: outcomes, runners, times, rewards, failures.
+    """Shows a rollout and its attempts: outcomes, runners, times, progress, rewards, failures.
 
-    Example:
+    Examples:
 
         fulmen rollout show 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+
+        fulmen rollout show latest --printed
     """
     async with connection.open() as client:
-        request = rollout_service_pb2.GetRolloutRequest(name=await rollout_name(rollout, connection, client))
+        name = await rollout_name(rollout, connection, client)
+        request = rollout_service_pb2.GetRolloutRequest(name=name, with_printed=printed)
         found = (await client.rollouts.GetRollout(request)).rollout
         paused = await _pause(client, found) if found.state in _WAITING else ""
     if output is Output.JSON:
@@ -289,8 +295,17 @@ def attempt_text(attempt: attempt_pb2.Attempt) -> str:
     if attempt.output:
         lines.append(f"  outcome    {attempt.output.decode('utf-8', errors='replace')[:MAX_OUTPUT_SHOWN]}")
     if attempt.failure_message:
-        lines.append("  failure    " + attempt.failure_message.replace("\n", "\n             "))
+        lines.append("  failure    " + _indented(attempt.failure_message))
+    lines += [
+        f"  {label:<10} {_indented(text.rstrip())}"
+        for label, text in (("stdout", attempt.printed.stdout), ("stderr", attempt.printed.stderr))
+        if text
+    ]
     return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n             ")
 
 
 def _took(attempt: attempt_pb2.Attempt) -> str:

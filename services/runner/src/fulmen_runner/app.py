@@ -207,6 +207,7 @@ def build_executor(
         workspaces=workspaces,
         flush_spans=spans.flush,
         hooks=_hooks(settings, stack, spans),
+        printed_bytes=settings.printed_bytes,
     )
 
 

@@ -130,6 +130,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
                 [0] * count,
                 [0.5] * count,
                 [None] * count,
+                [None] * count,
                 3,
             ),
             items=4 * ASKED,
@@ -137,7 +138,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
-            arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, [None] * count),
+            arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, *[[None] * count] * 2),
             items=4 * ASKED,
             index="item_pkey",
         ),
@@ -173,6 +174,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
         "get_rollouts": Hot(arguments=(leased, True, True, 2**62), items=ASKED),
         "get_attempts": Hot(arguments=(leased, 2**22)),
+        "get_printed": Hot(arguments=(leased[0],)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
             arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS),

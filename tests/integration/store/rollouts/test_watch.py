@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import CursorInvalid, Draining
-from fulmen.store.v1 import attempt_pb2, failure_pb2, lease_service_pb2, rollout_pb2, rollout_selection_pb2
+from fulmen.store.v1 import attempt_pb2, failure_pb2, lease_pb2, lease_service_pb2, rollout_pb2, rollout_selection_pb2
 from fulmen.store.v1 import rollout_changes_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2 as queue_pb
 from fulmen_store.rollouts.feed_cursor import Cursor
@@ -25,6 +25,7 @@ QUEUED, RUNNING, WAITS, DONE, CANCELLED = (
     rollout_pb2.ROLLOUT_STATE_SUCCEEDED,
     rollout_pb2.ROLLOUT_STATE_CANCELLED,
 )
+APPLIED, DUPLICATE = lease_pb2.COMPLETION_STATUS_APPLIED, lease_pb2.COMPLETION_STATUS_DUPLICATE
 MINE, OTHER = (f"projects/default/trainingRuns/{name}" for name in ("mine", "other"))
 
 
@@ -206,3 +207,21 @@ async def say(runner: Runner, attempt: str, **progress: Any) -> None:
     reported = lease_service_pb2.ReportedProgress(attempt=attempt, progress=attempt_pb2.AttemptProgress(**progress))
     renewal = lease_service_pb2.RenewSession(progress=[reported])
     await runner.stream.write(lease_service_pb2.StreamLeasesRequest(renew=renewal))
+
+
+async def test_what_an_agent_printed_is_returned_on_request_alone(stubs: Stubs) -> None:
+    (name,) = await create(stubs, policy={"max_attempts": 3, "retry_on": ["FAILURE_KIND_AGENT_ERROR"]})
+    runner = await Runner(stubs).open()
+    failed = failure_pb2.FAILURE_KIND_AGENT_ERROR
+    async with watching(stubs) as watcher:
+        for printed in ({"stdout": "x" * 40_000 + "last"}, {}, {"stderr": "\u00e9" * 40_000}):
+            (taken,) = await runner.take(1)
+            assert await runner.complete([taken], failure_kind=failed, printed=printed) == [APPLIED]
+            assert await runner.complete([taken], failure_kind=failed, printed=printed) == [DUPLICATE]
+        shown = await watcher.until(name, rollout_pb2.ROLLOUT_STATE_FAILED)
+    assert not any(attempt.HasField("printed") for attempt in [*shown.attempts, *(await get(stubs, name)).attempts])
+    request = queue_pb.GetRolloutRequest(name=name, with_printed=True)
+    first, second, third = (await stubs.rollouts.GetRollout(request)).rollout.attempts
+    assert first.printed.stdout == "x" * (32 * 1024 - 4) + "last"
+    assert not second.HasField("printed")
+    assert third.printed.stderr == "\u00e9" * 16 * 1024

@@ -78,6 +78,16 @@ class Attempt(View[attempt_pb2.Attempt]):
         return final_reward({(dimension, None, b""): value for dimension, value in self.rewards.items()})
 
     @property
+    def stdout(self) -> str:
+        """End of its agent's standard output; empty unless it was asked for and the runner kept some."""
+        return str(self.proto.printed.stdout)
+
+    @property
+    def stderr(self) -> str:
+        """End of its agent's standard error; empty unless it was asked for and the runner kept some."""
+        return str(self.proto.printed.stderr)
+
+    @property
     def progress(self) -> tuple[float | None, str] | None:
         """What its agent reported last: the part that is done (0 to 1, None if unknown) and a text; None if nothing."""
         if not self.proto.HasField("progress"):

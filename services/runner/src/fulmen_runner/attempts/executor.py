@@ -28,6 +28,7 @@ from fulmen_runner.attempts.errors import (
 from fulmen_runner.attempts.hooks import AttemptHooks, HookedAttempt
 from fulmen_runner.attempts.masking import masked_bytes, masked_message
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, cut_at_front
+from fulmen_runner.attempts.printed import PrintedTails
 from fulmen_runner.attempts.program import Invocation, Program
 from fulmen_runner.attempts.progress import ProgressBoard
 from fulmen_runner.attempts.stragglers import Stragglers
@@ -86,6 +87,7 @@ class AttemptExecutor:
         flush_spans: Flushes an attempt's spans; returns the number that the store has not acknowledged.
         hooks: Hooks to call around attempts; None if there are none.
         progress: Gets what agents report of their progress.
+        printed_bytes: Size of the end of standard output, and of standard error, that is kept with an attempt; 0 for none.
     """
 
     captures: Captures
@@ -97,6 +99,7 @@ class AttemptExecutor:
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
     progress: ProgressBoard = field(default_factory=ProgressBoard)
+    printed_bytes: int = 0
 
     async def execute(self, assignment: Assignment) -> Outcome:
         """Runs an attempt and returns its outcome. On cancellation, stops the agent first."""
@@ -157,7 +160,8 @@ class AttemptExecutor:
     ) -> Outcome:
         if hooked is not None and (failed := await hooked.trace_start()) is not None:
             return failed
-        outcome = await self._run(program, assignment, deadline)
+        printed = PrintedTails(limit_bytes=self.printed_bytes)
+        outcome = await self._run(program, assignment, deadline, printed)
         try:
             evidence = await self.captures.flush(assignment.attempt)
         except CapturesUnavailable:
@@ -172,16 +176,19 @@ class AttemptExecutor:
             evidence=evidence,
             undelivered_spans=undelivered,
         )
-        return _without_secret(classified, assignment)
+        masked = _without_secret(classified, assignment)
+        return replace(masked, printed=printed.reported(assignment.masked_values))
 
-    async def _run(self, program: Program, assignment: Assignment, deadline: float) -> Outcome:
+    async def _run(self, program: Program, assignment: Assignment, deadline: float, printed: PrintedTails) -> Outcome:
         workspace = self.workspaces.of(assignment.input, program.folder)
         try:
-            return await self._run_in(workspace, program, assignment, deadline)
+            return await self._run_in(workspace, program, assignment, deadline, printed)
         finally:
             await workspace.close()
 
-    async def _run_in(self, workspace: Workspace, program: Program, assignment: Assignment, deadline: float) -> Outcome:
+    async def _run_in(
+        self, workspace: Workspace, program: Program, assignment: Assignment, deadline: float, printed: PrintedTails
+    ) -> Outcome:
         try:
             decoded = assignment.task()
             own = await self.expand_environment(program.environment, assignment, decoded, workspace)
@@ -197,7 +204,9 @@ class AttemptExecutor:
             resource_versions=assignment.resource_versions,
             open_work_dir=lambda: workspace.open_here().work_dir,
         )
-        invocation = Invocation(assignment=assignment, task=decoded, context=context, workspace=workspace)
+        invocation = Invocation(
+            assignment=assignment, task=decoded, context=context, workspace=workspace, printed=printed
+        )
         with entered(context), self.progress.following(assignment, context.progress, workspace):
             return await self._finish(program, invocation, deadline)
 

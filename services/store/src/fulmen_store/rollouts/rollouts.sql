@@ -146,6 +146,14 @@ select
     (select s.host from runner_session s where s.id = q.session) as host
 from attempt q where q.rollout_id = $1 and q.number > $2 order by q.number limit $3;
 
+-- name: get_printed
+-- Of the newest 16 attempts. A standby may answer.
+select s.number, s.printed
+from (
+    select q.number, q.printed from attempt q where q.rollout_id = $1 order by q.number desc limit 16
+) s
+where s.printed is not null;
+
 -- name: live_rollouts
 select i.sort_priority, i.id from item i
 where i.project_id = $1 and (i.sort_priority, i.id) > ($2, $3) and not i.cancel_requested

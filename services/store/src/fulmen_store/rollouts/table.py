@@ -177,6 +177,11 @@ class RolloutTable:
         """Returns the ended attempts of a rollout with numbers above `after`, oldest first."""
         return [_ended(row) for row in await self._database.fetch("list_attempts", rollout_id, after, limit)]
 
+    async def printed(self, rollout_id: UUID) -> dict[int, bytes]:
+        """Returns the stored `PrintedTail` of the latest attempts of a rollout that have one, by number."""
+        rows = await self._database.fetch("get_printed", rollout_id)
+        return {row["number"]: row["printed"] for row in rows}
+
     async def live_of_project(self, project_id: int, *, page_size: int) -> AsyncIterator[list[UUID]]:
         """Yields the rollouts of a project that are neither final nor asked to stop, in the order of their queue."""
         after = (-(2**15), UUID(int=0))

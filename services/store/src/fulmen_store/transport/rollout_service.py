@@ -41,6 +41,7 @@ from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.wire.queues import stats_message
 from fulmen_store.transport.wire.rollouts import (
+    add_printed,
     attempt_message,
     change_messages,
     counts_message,
@@ -116,7 +117,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.GetRolloutResponse:
         """Returns one rollout with its attempts."""
         (view,) = await self._views([parse_rollout_name(request.name)], in_full=True)
-        return pb.GetRolloutResponse(rollout=finished_rollout(view))
+        rollout = finished_rollout(view)
+        if request.with_printed:
+            add_printed(rollout, await self._table.printed(view.rollout_id))
+        return pb.GetRolloutResponse(rollout=rollout)
 
     async def ListAttempts(
         self, request: pb.ListAttemptsRequest, context: grpc.aio.ServicerContext

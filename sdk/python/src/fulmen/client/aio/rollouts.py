@@ -135,17 +135,18 @@ class AsyncRollouts(Part):
             created += [Rollout(each) for each in answer.rollouts]
         return created
 
-    async def get(self, rollout: str | Named) -> Rollout:
+    async def get(self, rollout: str | Named, *, printed: bool = False) -> Rollout:
         """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
+            printed: whether to read the end of what each attempt printed, too.
 
         Raises:
             RolloutNotFound: if there is none.
         """
-        [found] = await read(self._session, [self._session.rollout(rollout)])
-        return found
+        request = rollout_service_pb2.GetRolloutRequest(name=self._session.rollout(rollout), with_printed=printed)
+        return Rollout((await self._services.rollouts.GetRollout(request)).rollout)
 
     async def attempts(self, rollout: str | Named) -> AsyncIterator[Attempt]:
         """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.

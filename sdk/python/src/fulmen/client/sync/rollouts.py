@@ -90,16 +90,17 @@ class Rollouts(Face):
             self._aio.create(agent, tasks, mode=mode, group_id=group_id, priority=priority, timeout_s=timeout_s)
         )
 
-    def get(self, rollout: str | Named) -> Rollout:
+    def get(self, rollout: str | Named, *, printed: bool = False) -> Rollout:
         """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
+            printed: whether to read the end of what each attempt printed, too.
 
         Raises:
             RolloutNotFound: if there is none.
         """
-        return self._call(self._aio.get(rollout))
+        return self._call(self._aio.get(rollout, printed=printed))
 
     def attempts(self, rollout: str | Named) -> Iterator[Attempt]:
         """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.

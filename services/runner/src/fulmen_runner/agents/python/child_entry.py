@@ -101,7 +101,7 @@ async def _called(children: Children, program: ChildProgram, invocation: Invocat
         "outcome": outcome,
     }
     try:
-        answer = await children.call(program, request, assignment.input, files)
+        answer = await children.call(program, request, assignment.input, files, invocation.kept_tails)
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"outcome cannot be sent to the grader's process: {error}") from None
     if answer.get("undelivered_spans"):

@@ -11,7 +11,7 @@ from typing import Final, cast
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.ids import attempt_of, rollout_name, runner_name
+from fulmen.ids import attempt_of, parse_attempt_name, rollout_name, runner_name
 from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_changes_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
@@ -19,7 +19,7 @@ from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES
 from fulmen_service_kit.security.call_terms import CallTerms
 from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.database.stored import UNREADABLE, read_column
-from fulmen_store.leases.codec import MAX_PROGRESS_BYTES, MAX_REPORT_BYTES
+from fulmen_store.leases.codec import MAX_PRINTED_BYTES, MAX_PROGRESS_BYTES, MAX_REPORT_BYTES
 from fulmen_store.leases.leases import Grant
 from fulmen_store.rollouts.feed import FeedPage
 from fulmen_store.rollouts.feed_cursor import Selection
@@ -31,6 +31,7 @@ from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind
 from fulmen_store.rollouts.watch import ChangePage, ChangeSelection
 
 __all__ = [
+    "add_printed",
     "attempt_message",
     "change_messages",
     "counts_message",
@@ -104,6 +105,15 @@ def finished_rollout(view: RolloutView, *, with_bodies: bool = True) -> rollout_
         if not with_bodies:
             message.attempts[-1].ClearField("output")
     return message
+
+
+def add_printed(rollout: rollout_pb2.Rollout, printed: Mapping[int, bytes]) -> None:
+    """Adds the stored ends of what agents printed, by the numbers of attempts; one that is unreadable says so."""
+    for attempt in rollout.attempts:
+        stored = printed.get(parse_attempt_name(attempt.name).number)
+        if stored is not None:
+            tail = read_column(attempt_pb2.PrintedTail, stored, max_bytes=MAX_PRINTED_BYTES)
+            attempt.printed.CopyFrom(tail or attempt_pb2.PrintedTail(stderr=UNREADABLE))
 
 
 def counts_message(counts: RolloutCounts) -> selection_pb.CountRolloutsResponse:
