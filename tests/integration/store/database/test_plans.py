@@ -170,7 +170,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "scan_run_feed": Hot(arguments=(1, 0, LOWEST, ASKED, 1), ends=20 * ASKED),
         "scan_run_feed of a run without ends": Hot(arguments=(1, 0, LOWEST, ASKED, IDLE_RUN), ends=0),
         "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
-        "scan_changes": Hot(arguments=(1, 0, LOWEST, ASKED), items=ASKED, ends=ASKED, index="item_changed"),
+        "scan_changes": Hot(arguments=(1, 0, LOWEST, ASKED), items=ASKED + LEASED, ends=ASKED, index="item_changed"),
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
         "get_rollouts": Hot(arguments=(leased, True, True, 2**62), items=ASKED),
         "get_attempts": Hot(arguments=(leased, 2**22)),
