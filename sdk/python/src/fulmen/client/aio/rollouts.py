@@ -283,12 +283,10 @@ class AsyncRollouts(Part):
 
         The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
 
-        >>> watch = client.rollouts.watch()
-        >>> (await anext(watch)).rollouts
+        >>> async for changes in client.rollouts.watch():
+        ...     print(changes.rollouts)
+        ...     break
         []
-        >>> created = await client.rollouts.create("echo", {"input": "seen"})
-        >>> created[0].name in [rollout.name for rollout in (await anext(watch)).rollouts]
-        True
 
         Args:
             run: only those of this training run; None for those of the whole project.

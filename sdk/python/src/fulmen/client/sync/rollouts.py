@@ -204,12 +204,10 @@ class Rollouts(Face):
 
         The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
 
-        >>> watch = client.rollouts.watch()
-        >>> (anext(watch)).rollouts
+        >>> for changes in client.rollouts.watch():
+        ...     print(changes.rollouts)
+        ...     break
         []
-        >>> created = client.rollouts.create("echo", {"input": "seen"})
-        >>> created[0].name in [rollout.name for rollout in (anext(watch)).rollouts]
-        True
 
         Args:
             run: only those of this training run; None for those of the whole project.
