@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,7 +14,7 @@ from fulmen.store.v1 import failure_pb2
 from fulmen.store.v1 import usage_service_pb2 as usage_pb
 from fulmen_cli.exits import Exit
 from tests.support.cli.screens import check_screen
-from tests.support.store.running import Runner, Stubs, create
+from tests.support.store.running import LIMIT_S, Runner, Stubs, create, report, running_store
 
 LONG_MESSAGE = f"""exited with status 1
 Traceback (most recent call last):
@@ -144,3 +146,39 @@ async def test_members_of_groups_that_have_not_ended_are_said_to_be_kept(rollout
     first, _ = await runner.take(2)
     await runner.complete([first])
     assert "0 deleted, 1 kept: their group or training run has not ended." in await rollout("delete", "--filter", "*")
+
+
+async def test_a_watch_shows_changes_over_a_restart_of_the_store(database_url: str) -> None:
+    def command(*options: str) -> Awaitable[asyncio.subprocess.Process]:
+        return asyncio.create_subprocess_exec(
+            sys.executable, "-m", "fulmen_cli", "rollout", "watch", *options, "--store-target", f"127.0.0.1:{port}",
+            "--token", token, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+
+    async with running_store(database_url) as first:
+        token, port = first.token(), first.port
+        stubs = await first.stubs()
+        (name,) = await create(stubs)
+        as_json = await command("-o", "json")
+        begun = json.loads(await _line(as_json))
+        assert list(begun) == ["cursor"]
+        runner = await Runner(stubs).open()
+        (taken,) = await runner.take(1)
+        running = json.loads(await _line(as_json))
+        assert [each["state"] for each in running["rollouts"]] == ["ROLLOUT_STATE_RUNNING"]
+        as_text = await command("--cursor", begun["cursor"])
+        assert "running  attempt 1 running on test-host" in await _line(as_text)
+    async with running_store(database_url, port=port) as second:
+        await report(await second.stubs(), [taken], rewards=[{"value": 0.25}])
+        done = json.loads(await _line(as_json))
+        assert [(each["name"], each["reward"]) for each in done["rollouts"]] == [(name, 0.25)]
+        assert "succeeded  reward 0.250  attempt 1 succeeded on test-host" in await _line(as_text)
+    for process in (as_json, as_text):
+        process.terminate()
+        await process.wait()
+
+
+async def _line(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    async with asyncio.timeout(3 * LIMIT_S):
+        return (await process.stdout.readline()).decode()

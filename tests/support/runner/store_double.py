@@ -29,6 +29,7 @@ from fulmen.ids import (
     uuid7,
 )
 from fulmen.store.v1 import (
+    attempt_pb2,
     failure_pb2,
     lease_pb2,
     lease_service_pb2_grpc,
@@ -108,6 +109,7 @@ class StoreDouble(
         self.stream_count = 0
         self.message_count = 0
         self.renewal_count = 0
+        self.progress: dict[str, list[attempt_pb2.AttemptProgress]] = {}
         self.loads: list[lease_pb2.RunnerLoad] = []
         self.labels: dict[str, str] = {}
         self.otlp_spans: list[Span] = []
@@ -331,8 +333,11 @@ class StoreDouble(
             self.message_count += 1
             self._renew(session)
             match request.WhichOneof("message"):
-                case "renew" if request.renew.HasField("load"):
-                    self.loads.append(request.renew.load)
+                case "renew":
+                    if request.renew.HasField("load"):
+                        self.loads.append(request.renew.load)
+                    for said in request.renew.progress:
+                        self.progress.setdefault(said.attempt, []).append(said.progress)
                 case "add_credits":
                     session.credits += request.add_credits.credit_count
                     self._dispatch()

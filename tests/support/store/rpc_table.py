@@ -22,6 +22,7 @@ from fulmen.store.v1 import (
     project_service_pb2,
     resource_pb2,
     resource_service_pb2,
+    rollout_changes_pb2,
     rollout_pb2,
     rollout_selection_pb2,
     rollout_service_pb2,
@@ -147,6 +148,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
+changes = rollout_changes_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -191,6 +193,10 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sel.DeleteRolloutsRequest(filter="*", training_run=t.run)],
     ],
     ROLLOUTS + "WatchRollouts": [lambda t: [pb.WatchRolloutsRequest(project=t.project)]],
+    ROLLOUTS + "WatchRolloutChanges": [
+        lambda t: [changes.WatchRolloutChangesRequest(project=t.project)],
+        lambda t: [changes.WatchRolloutChangesRequest(training_run=t.run)],
+    ],
     ROLLOUTS + "GetQueueStats": [lambda t: [pb.GetQueueStatsRequest(project=t.project)]],
     ROLLOUTS + "PauseQueue": [lambda t: [pb.PauseQueueRequest(project=t.project)]],
     ROLLOUTS + "ResumeQueue": [lambda t: [pb.ResumeQueueRequest(project=t.project)]],
@@ -384,6 +390,7 @@ MAY_CALL: dict[str, set[Role]] = {
     ROLLOUTS + "RetryRollouts": {A, S, C},
     ROLLOUTS + "DeleteRollouts": {A, S, C},
     ROLLOUTS + "WatchRollouts": {A, S, C, V},
+    ROLLOUTS + "WatchRolloutChanges": {A, S, C, V},
     ROLLOUTS + "GetQueueStats": {A, S, R, C, V},
     ROLLOUTS + "PauseQueue": {A, S, C},
     ROLLOUTS + "ResumeQueue": {A, S, C},

@@ -15,15 +15,14 @@ from rich.text import Text
 from fulmen.ids import parse_attempt_name
 from fulmen.rpc.services import Services
 from fulmen.store.v1 import attempt_pb2, failure_pb2, resource_service_pb2, rollout_pb2, rollout_service_pb2
-from fulmen.training.following import follow_groups
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import ROLLOUT_FORMS, rollout_name, rollout_names, run_name, short_name
-from fulmen_cli.output import as_dict, console, enum_word, print_json, print_json_line, print_rows, when, working
-from fulmen_cli.rollout import dead, export, selection
+from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
+from fulmen_cli.rollout import dead, export, selection, watch
 from fulmen_cli.rollout.backlog import pause_text
-from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, reward_text, time_text
+from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, progress_text, reward_text, time_text
 from fulmen_cli.rollout.listing import (
     PAGE_SIZE,
     FilterOption,
@@ -34,7 +33,7 @@ from fulmen_cli.rollout.listing import (
 )
 from fulmen_cli.rollout.rescore import commands as rescore_commands
 
-__all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
+__all__ = ["attempt_text", "facts_of", "register"]
 
 
 _WAITING: Final = (rollout_pb2.ROLLOUT_STATE_QUEUED, rollout_pb2.ROLLOUT_STATE_RETRY_WAIT)
@@ -55,7 +54,7 @@ def register(app: typer.Typer) -> None:
     remote_command(rollout, "create")(create)
     remote_command(rollout, "list")(list_rollouts)
     remote_command(rollout, "show")(show)
-    remote_command(rollout, "watch")(watch)
+    watch.register(rollout)
     remote_command(rollout, "cancel")(cancel)
     selection.register(rollout)
     dead.register(rollout)
@@ -153,16 +152,22 @@ async def list_rollouts(
 async def show(
     connection: Connection,
     rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}.")],
+    printed: Annotated[
+        bool, typer.Option("--printed", help="Show the end of what each attempt's agent printed, too.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows a rollout and its attempts: outcomes, runners, times, rewards, failures.
+    """Shows a rollout and its attempts: outcomes, runners, times, progress, rewards, failures.
 
-    Example:
+    Examples:
 
         fulmen rollout show 0192f0c1-7a6e-7c53-9f3e-0123456789ab
+
+        fulmen rollout show latest --printed
     """
     async with connection.open() as client:
-        request = rollout_service_pb2.GetRolloutRequest(name=await rollout_name(rollout, connection, client))
+        name = await rollout_name(rollout, connection, client)
+        request = rollout_service_pb2.GetRolloutRequest(name=name, with_printed=printed)
         found = (await client.rollouts.GetRollout(request)).rollout
         paused = await _pause(client, found) if found.state in _WAITING else ""
     if output is Output.JSON:
@@ -186,25 +191,6 @@ async def _pause(client: Services, rollout: rollout_pb2.Rollout) -> str:
     if any(each.agent == rollout.agent for each in stats.paused_agents):
         return "Its agent is paused, because runners died under it: see `fulmen queue`."
     return ""
-
-
-async def watch(
-    connection: Connection,
-    run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
-    cursor: Annotated[str, typer.Option(help="Resume after this cursor; by default from the beginning.")] = "",
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Prints groups of rollouts as they finish, until Ctrl-C.
-
-    With `--output json`, prints one group per line, with the cursor to resume from.
-
-    Example:
-
-        fulmen rollout watch --run arithmetic-20260314-101500-x7k2-2-grpo
-    """
-    async with connection.open() as client:
-        name = await run_name(run, connection, client)
-        await watch_groups(client, training_run=name, cursor=cursor, as_json=output is Output.JSON)
 
 
 async def cancel(
@@ -285,6 +271,7 @@ def facts_of(rollout: rollout_pb2.Rollout) -> Iterator[tuple[str, str]]:
     yield "runs again", rollout.metadata.get(RETRY_OF, "")
     yield "created", when(rollout.create_time)
     yield "not before", when(rollout.not_before_time)
+    yield "retry at", when(rollout.retry_time)
     yield "deadline", when(rollout.deadline_time)
     yield "ended", when(rollout.end_time)
     yield "attempts", f"{rollout.ended_attempt_count} ended" if rollout.ended_attempt_count else ""
@@ -300,14 +287,25 @@ def attempt_text(attempt: attempt_pb2.Attempt) -> str:
         f"  runner     {attempt.runner_host or attempt.runner}",
         f"  time       {when(attempt.start_time)} to {when(attempt.end_time) or 'now'}{_took(attempt)}",
     ]
+    if attempt.HasField("progress"):
+        lines.append(f"  progress   {progress_text(attempt.progress)}, at {when(attempt.progress.update_time)}")
     for reward in attempt.rewards:
         step = f" at step {reward.step}" if reward.HasField("step") else ""
         lines.append(f"  reward     {reward.dimension or 'reward'} {reward.value:g}{step}")
     if attempt.output:
         lines.append(f"  outcome    {attempt.output.decode('utf-8', errors='replace')[:MAX_OUTPUT_SHOWN]}")
     if attempt.failure_message:
-        lines.append("  failure    " + attempt.failure_message.replace("\n", "\n             "))
+        lines.append("  failure    " + _indented(attempt.failure_message))
+    lines += [
+        f"  {label:<10} {_indented(text.rstrip())}"
+        for label, text in (("stdout", attempt.printed.stdout), ("stderr", attempt.printed.stderr))
+        if text
+    ]
     return "\n".join(lines)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n             ")
 
 
 def _took(attempt: attempt_pb2.Attempt) -> str:
@@ -339,28 +337,3 @@ def _seconds(duration: Duration) -> str:
 
 def _pairs(values: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
-
-
-async def watch_groups(client: Services, *, training_run: str, cursor: str, as_json: bool) -> None:
-    """Prints every finished group after the cursor, until cancelled.
-
-    Raises:
-        FulmenError: if the store refuses, or cannot be reached for 3 minutes.
-    """
-    request = rollout_service_pb2.WatchRolloutsRequest(training_run=training_run, cursor=cursor)
-    async for group in follow_groups(client, request):
-        _print(group, as_json=as_json)
-
-
-def _print(group: rollout_service_pb2.FinishedGroup, *, as_json: bool) -> None:
-    if as_json:
-        print_json_line(as_dict(group))
-        return
-    words = [_rollout_words(rollout) for rollout in group.rollouts]
-    console().print(Text(f"{group.group_id}: " + ", ".join(words)))
-
-
-def _rollout_words(rollout: rollout_pb2.Rollout) -> str:
-    rewards = [each.value for each in rollout.attempts[-1].rewards] if rollout.attempts else []
-    failure = enum_word(rollout, "failure_kind")
-    return " ".join([enum_word(rollout, "state"), *([failure] if failure else []), *(f"{each:g}" for each in rewards)])

@@ -7,7 +7,7 @@ from typing import Final
 
 from fulmen.errors import ArgumentInvalid, FulmenError
 from fulmen.rpc.services import Services
-from fulmen.store.v1 import rollout_pb2, rollout_service_pb2
+from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_service_pb2
 from fulmen_cli.names import short_name
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "failure_of_run",
     "figure_cells",
     "first_failure",
+    "progress_text",
     "reward_text",
     "time_text",
     "token_text",
@@ -43,6 +44,12 @@ def figure_cells(rollout: rollout_pb2.Rollout) -> tuple[str, str, str, str]:
 def reward_text(reward: float) -> str:
     """Returns a reward with three decimals, or three digits if it is large."""
     return f"{reward:.3f}" if abs(reward) < 100 else f"{reward:.3g}"
+
+
+def progress_text(progress: attempt_pb2.AttemptProgress) -> str:
+    """Returns what an agent reported of its progress: `25% 3 of 12 files`, `25%` or `3 of 12 files`."""
+    part = f"{100 * progress.fraction:.0f}%" if progress.HasField("fraction") else ""
+    return " ".join(filter(None, (part, progress.text)))
 
 
 def time_text(seconds: float) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         emit_exception,
         emit_message,
         emit_object,
+        emit_progress,
         emit_reward,
     )
     from fulmen.models.push import PushFailed
@@ -83,6 +84,7 @@ __all__ = [
     "emit_exception",
     "emit_message",
     "emit_object",
+    "emit_progress",
     "emit_reward",
     "flush",
     "operation",
@@ -92,7 +94,7 @@ __all__ = [
 _MODULES = {
     "fulmen.agent": ("Context", "NotInAttempt", "current", "prompt"),
     "fulmen.emit": (
-        "CURRENT_SPAN", "RewardInvalid", "emit_annotation", "emit_exception", "emit_message", "emit_object",
+        "CURRENT_SPAN", "RewardInvalid", "emit_annotation", "emit_exception", "emit_message", "emit_object", "emit_progress",
         "emit_reward",
     ),
     "fulmen.client.aio.client": ("AsyncClient",),

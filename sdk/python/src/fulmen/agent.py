@@ -33,6 +33,14 @@ class NotInAttempt(RuntimeError):
     """Raised when an API of attempts is used outside an attempt."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What an agent said last of its progress: the part that is done, from 0 to 1, and what it is doing."""
+
+    fraction: float | None = None
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The attempt that an agent runs in; passed to agents that take a second argument.
@@ -47,6 +55,7 @@ class Context:
             settings.
         resource_versions: Pinned versions of further resources, by the rollout's names for them.
         rewards: Rewards emitted so far; written by `fulmen.emit`.
+        progress: Progress reported last; written by `fulmen.emit`.
         open_work_dir: Returns the attempt's own directory, created at the first call; blocks briefly. None if the
             environment names the directory or there is no directory.
         stored: The stored attempt, for a grader that rescores a rollout: a `fulmen.trajectories.stored.StoredAttempt`
@@ -61,6 +70,7 @@ class Context:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     resource_versions: Mapping[str, str] = field(default_factory=dict)
     rewards: dict[RewardKey, float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress, repr=False)
     open_work_dir: Callable[[], Path] | None = field(default=None, repr=False)
     stored: object | None = field(default=None, repr=False)
 

@@ -1,8 +1,8 @@
-"""Emitters for agents: rewards, annotations, messages, objects, exceptions.
+"""Emitters for agents: rewards, progress, annotations, messages, objects, exceptions.
 
 Invariants: a reward reaches the store with the attempt's completion or not at all; a reward with the same dimension,
-step and span replaces the earlier value. Everything emitted is also a separate span below the open one, so it is
-recorded even if the agent is stopped early. Only `emit_reward` raises exceptions.
+step and span replaces the earlier value. Everything emitted but progress is also a separate span below the open one, so it
+is recorded even if the agent is stopped early. Only `emit_reward` raises exceptions.
 
 OpenTelemetry's SDK is imported at first use, because this module is part of `import fulmen`.
 """
@@ -13,6 +13,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fulmen.agent import FINAL_DIMENSION, RewardKey, current, current_step, require_current
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_REWARDS = 256
 """Maximum number of rewards of an attempt."""
+
+MAX_PROGRESS_CHARS = 200
+"""Maximum length of the text of a report of progress."""
 
 SPAN_ID_BYTES = 8
 
@@ -87,6 +91,30 @@ def emit_reward(
         if span_id:
             attributes[names.REWARD_SPAN_ID] = span_id.hex()
         _span(names.REWARD_SPAN, attributes, link=span_id)
+
+
+def emit_progress(fraction: float | None = None, text: str = "") -> None:
+    """Reports how far the attempt is, for people who watch it: `fulmen rollout show` and `fulmen rollout watch`.
+
+    Shown within a few seconds, while the attempt runs; the last report counts. Nearly free. Outside an attempt, and in
+    containers and Jobs, it is not shown.
+
+    Args:
+        fraction: Part that is done, 0 to 1; None if that is not known.
+        text: What the agent is doing; one line, truncated to 200 characters.
+    """
+    known = as_number(fraction)
+    fraction = min(1.0, max(0.0, known)) if known is not None and math.isfinite(known) else None
+    text = str(text)[:MAX_PROGRESS_CHARS]
+    context = current()
+    if context is not None:
+        context.progress.fraction, context.progress.text = fraction, text
+    from fulmen.progress_file import PROGRESS_FILE_VARIABLE, write_progress
+
+    path = (os.environ if context is None else context.environment).get(PROGRESS_FILE_VARIABLE)
+    if path:
+        with suppress(OSError):
+            write_progress(path, fraction=fraction, text=text)
 
 
 def emit_annotation(attributes: Mapping[str, object]) -> None:

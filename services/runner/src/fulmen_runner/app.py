@@ -111,7 +111,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         projects=tuple(split(settings.projects)),
         address=lambda: settings.address(server.port),
     )
-    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, keeper=keeper)
+    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, keeper=keeper, progress=executor.progress)
     dial = store_dialler(settings.store_target, tls)
     guard = LeaseGuard(lease_stream, dial=dial, token=token, limit_s=settings.loop_blocked_limit_s)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
@@ -133,6 +133,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             "lease_guard": guard,
             "load_meter": meter,
             "slot_keeper": keeper,
+            "progress": executor.progress,
             "hosts": hosts,
             "own_token": TokenRefresher(token, store),
         },
@@ -206,6 +207,7 @@ def build_executor(
         workspaces=workspaces,
         flush_spans=spans.flush,
         hooks=_hooks(settings, stack, spans),
+        printed_bytes=settings.printed_bytes,
     )
 
 

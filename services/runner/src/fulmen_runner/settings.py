@@ -260,6 +260,13 @@ class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
         ge=65_536,
         description="Maximum output of a command, bytes; above it the command is killed.",
     )
+    printed_bytes: int = Field(
+        default=8192,
+        ge=0,
+        le=32_768,
+        description="Size of the end of an agent's standard output, and of its standard error, that is kept with an ended attempt, "
+        "bytes; 0: nothing is kept. Not of agents in the runner's own process.",
+    )
     attempt_memory_bytes: int = Field(
         default=4 * 1024**3, ge=0, description="Memory limit of all processes of an attempt, bytes; 0: no limit."
     )

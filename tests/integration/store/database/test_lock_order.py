@@ -50,9 +50,9 @@ def values(name: str, ids: list[UUID]) -> tuple[object, ...]:
     match name:
         case "end_attempts":
             rest = ([0.0] * three, [1] * three, [b""] * three, [1] * three, [0] * three, [None] * three, [None] * three)
-            return (*lease, *end, *rest, 3)
+            return (*lease, *end, *rest, [None] * three, 3)
         case "end_hedged_attempts":
-            return (*lease, *end, [b""] * three, [1] * three, [None] * three, [None] * three)
+            return (*lease, *end, [b""] * three, [1] * three, *[[None] * three] * 3)
         case "cancel_rollouts":
             return (ids, 30.0)
         case "renew_sessions":

@@ -148,6 +148,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
                 [0] * count,
                 [0.5] * count,
                 [None] * count,
+                [None] * count,
                 3,
             ),
             items=4 * ASKED,
@@ -155,9 +156,12 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
-            arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, [None] * count),
+            arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, *[[None] * count] * 2),
             items=4 * ASKED,
             index="item_pkey",
+        ),
+        "report_progress": Hot(
+            arguments=(leased, others, [1] * count, [b""] * count), items=3 * ASKED, index="item_pkey"
         ),
         "session_leases": Hot(arguments=(own,), items=LEASED, index="item_leased"),
         "orphaned_leases": Hot(arguments=(1000,), items=LEASED, index="item_leased"),
@@ -184,9 +188,11 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "scan_run_feed": Hot(arguments=(1, 0, LOWEST, ASKED, 1), ends=20 * ASKED),
         "scan_run_feed of a run without ends": Hot(arguments=(1, 0, LOWEST, ASKED, IDLE_RUN), ends=0),
         "scan_group_feed": Hot(arguments=(1, 0, LOWEST, ASKED, GROUPS[0]), ends=20 * ASKED),
+        "scan_changes": Hot(arguments=(1, 0, LOWEST, ASKED), items=ASKED + LEASED, ends=ASKED, index="item_changed"),
         "group_members": Hot(arguments=(GROUPS,), ends=ASKED),
         "get_rollouts": Hot(arguments=(leased, True, True, 2**62), items=ASKED),
         "get_attempts": Hot(arguments=(leased, 2**22)),
+        "get_printed": Hot(arguments=(leased[0],)),
         "check_attempts": Hot(arguments=(leased, [1] * count), items=ASKED),
         "renew_sessions": Hot(
             arguments=(own, 60, [True] * SESSIONS, [None] * SESSIONS, [0] * SESSIONS, [0] * SESSIONS),

@@ -104,6 +104,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RetryRollouts": _to(*_WRITERS, audited=("project", "filter", "names")),
         "DeleteRollouts": _to(*_WRITERS, audited=("project", "training_run", "filter", "names")),
         "WatchRollouts": _to(*_VIEWERS),
+        "WatchRolloutChanges": _to(*_VIEWERS),
         "GetQueueStats": _to(*_READERS),
         "PauseQueue": _to(*_WRITERS, audited=("project", "reason")),
         "ResumeQueue": _to(*_WRITERS, audited=("project",)),

@@ -11,9 +11,9 @@ from fulmen.client.view import View
 from fulmen.ids import parse_attempt_name
 from fulmen.messages import enum_word, moment
 from fulmen.scores import final_reward
-from fulmen.store.v1 import attempt_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
+from fulmen.store.v1 import attempt_pb2, rollout_changes_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
 
-__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "RolloutCount", "decoded"]
+__all__ = ["FINAL_STATES", "Attempt", "Group", "Rollout", "RolloutChanges", "RolloutCount", "decoded"]
 
 FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 """States of a rollout that never change."""
@@ -76,6 +76,24 @@ class Attempt(View[attempt_pb2.Attempt]):
     def reward(self) -> float | None:
         """The final reward: the dimension `reward`, or the only dimension; None if there is none."""
         return final_reward({(dimension, None, b""): value for dimension, value in self.rewards.items()})
+
+    @property
+    def stdout(self) -> str:
+        """End of its agent's standard output; empty unless it was asked for and the runner kept some."""
+        return str(self.proto.printed.stdout)
+
+    @property
+    def stderr(self) -> str:
+        """End of its agent's standard error; empty unless it was asked for and the runner kept some."""
+        return str(self.proto.printed.stderr)
+
+    @property
+    def progress(self) -> tuple[float | None, str] | None:
+        """What its agent reported last: the part that is done (0 to 1, None if unknown) and a text; None if nothing."""
+        if not self.proto.HasField("progress"):
+            return None
+        said = self.proto.progress
+        return (said.fraction if said.HasField("fraction") else None), str(said.text)
 
     @property
     def start_time(self) -> datetime.datetime | None:
@@ -182,6 +200,11 @@ class Rollout(View[rollout_pb2.Rollout]):
         return moment(self.proto.create_time)
 
     @property
+    def retry_time(self) -> datetime.datetime | None:
+        """When it may run again, UTC; None unless its state is `retry_wait`."""
+        return moment(self.proto.retry_time)
+
+    @property
     def end_time(self) -> datetime.datetime | None:
         """When it reached its final state, UTC; None before."""
         return moment(self.proto.end_time)
@@ -221,6 +244,23 @@ class RolloutCount(View[rollout_selection_pb2.CountRolloutsResponse]):
             word = enum_word(part, field)
             found[word] = found.get(word, 0) + part.count
         return found
+
+
+class RolloutChanges(View[rollout_changes_pb2.WatchRolloutChangesResponse]):
+    """Rollouts that changed."""
+
+    __slots__ = ()
+    _shown: ClassVar[tuple[str, ...]] = ("rollouts",)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts as they are now, with their latest attempts; tasks and outputs are left out."""
+        return [Rollout(each) for each in self.proto.rollouts]
+
+    @property
+    def cursor(self) -> str:
+        """Position after these changes, from which a watch resumes."""
+        return str(self.proto.cursor)
 
 
 class Group(View[rollout_service_pb2.FinishedGroup]):

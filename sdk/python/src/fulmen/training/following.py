@@ -1,18 +1,19 @@
-"""Follows training runs and finished groups, over restarts of the services and broken connections."""
+"""Follows training runs, finished groups and changes of rollouts, over restarts of the services and broken connections."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import DeadlineExceeded, MessageTooLarge, Unavailable
 from fulmen.rpc.services import Services
-from fulmen.store.v1 import rollout_service_pb2
+from fulmen.store.v1 import rollout_changes_pb2, rollout_service_pb2
 
-__all__ = ["FINAL_STATES", "follow_groups", "follow_run", "read_steps"]
+__all__ = ["FINAL_STATES", "follow_changes", "follow_groups", "follow_run", "read_steps"]
 
 FINAL_STATES: Final = frozenset(
     {
@@ -141,10 +142,55 @@ async def follow_groups(
     """
     resumed = rollout_service_pb2.WatchRolloutsRequest()
     resumed.CopyFrom(request)
+    parts = _Parts()
+    async with aclosing(_answers(client.rollouts.WatchRollouts, resumed)) as answers:
+        async for answer in answers:
+            if answer is None:
+                parts = _Parts()
+                continue
+            for part in answer.groups:
+                group = parts.add(part)
+                if group is not None:
+                    resumed.cursor = group.cursor
+                    yield group
+            resumed.cursor = answer.cursor or resumed.cursor
+
+
+async def follow_changes(
+    client: Services, request: rollout_changes_pb2.WatchRolloutChangesRequest
+) -> AsyncIterator[rollout_changes_pb2.WatchRolloutChangesResponse]:
+    """Yields the changed rollouts that a request selects, without end: first an empty message, then those with rollouts.
+
+    A silent or broken stream is opened again after the last message.
+
+    Raises:
+        Unavailable: if the store cannot be reached for 3 minutes.
+        FulmenError: if the store refuses.
+    """
+    resumed = rollout_changes_pb2.WatchRolloutChangesRequest()
+    resumed.CopyFrom(request)
+    has_begun = False
+    async with aclosing(_answers(client.rollouts.WatchRolloutChanges, resumed)) as answers:
+        async for answer in answers:
+            if answer is None:
+                continue
+            if answer.rollouts or not has_begun:
+                has_begun = True
+                yield answer
+            resumed.cursor = answer.cursor
+
+
+async def _answers(open_stream: Callable[[Any], Any], request: Any) -> AsyncGenerator[Any, None]:
+    """Yields the answers of a stream without end, and None each time that it was opened, with the request as it is then.
+
+    Raises:
+        Unavailable: if the store cannot be reached for 3 minutes.
+        FulmenError: if the store refuses.
+    """
     reached = time.monotonic()
     while True:
-        stream = client.rollouts.WatchRollouts(resumed)
-        parts = _Parts()
+        stream = open_stream(request)
+        yield None
         try:
             while True:
                 async with asyncio.timeout(SILENCE_LIMIT_S):
@@ -152,18 +198,13 @@ async def follow_groups(
                 if answer is None:
                     break
                 reached = time.monotonic()
-                for part in answer.groups:
-                    group = parts.add(part)
-                    if group is not None:
-                        resumed.cursor = group.cursor
-                        yield group
-                resumed.cursor = answer.cursor or resumed.cursor
+                yield answer
         except DeadlineExceeded:
             reached = time.monotonic()  # The reader was slow; the store was there.
         except (Unavailable, TimeoutError):
             if time.monotonic() - reached > PATIENCE_S:
                 raise Unavailable(
-                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with cursor {resumed.cursor}."
+                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with cursor {request.cursor}."
                 ) from None
             await asyncio.sleep(REOPEN_WAIT_S)
         finally:

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from fulmen.agent import PROMPTS_VARIABLE, WORK_DIR_VARIABLE
 from fulmen.ids import span_id_of, trace_id_of
+from fulmen.progress_file import PROGRESS_FILE_VARIABLE
 from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.agents.tracing.instrumentation import NONE
@@ -144,6 +145,7 @@ def files_environment(files: Files, rewards_file: Path) -> dict[str, str]:
         WORK_DIR_VARIABLE: str(files.work_dir),
         "TMPDIR": str(files.temporary_dir),
         REWARDS_FILE_VARIABLE: str(rewards_file),
+        PROGRESS_FILE_VARIABLE: str(files.progress_file),
     }
 
 

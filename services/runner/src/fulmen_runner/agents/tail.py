@@ -18,8 +18,12 @@ class Tail:
         self.seen_bytes += len(data)
         self._buffer += data
         if len(self._buffer) > 2 * self._kept_bytes:
-            del self._buffer[: -self._kept_bytes]
+            del self._buffer[: len(self._buffer) - self._kept_bytes]
+
+    def content(self) -> bytes:
+        """Returns the end."""
+        return bytes(self._buffer[-self._kept_bytes :]) if self._kept_bytes else b""
 
     def text(self) -> str:
         """Returns the end as text; invalid UTF-8 is replaced."""
-        return bytes(self._buffer[-self._kept_bytes :]).decode(errors="replace")
+        return self.content().decode(errors="replace")

@@ -7,7 +7,7 @@ Threads and tasks that the agent leaves running are counted in `stragglers` and 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,7 +28,9 @@ from fulmen_runner.attempts.errors import (
 from fulmen_runner.attempts.hooks import AttemptHooks, HookedAttempt
 from fulmen_runner.attempts.masking import masked_bytes, masked_message
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, cut_at_front
+from fulmen_runner.attempts.printed import PrintedTails
 from fulmen_runner.attempts.program import Invocation, Program
+from fulmen_runner.attempts.progress import ProgressBoard
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspace, Workspaces
 from fulmen_service_kit.observability.own_traces import OwnSpan, OwnTraces
@@ -84,6 +86,8 @@ class AttemptExecutor:
         workspaces: Working directories of attempts.
         flush_spans: Flushes an attempt's spans; returns the number that the store has not acknowledged.
         hooks: Hooks to call around attempts; None if there are none.
+        progress: Gets what agents report of their progress.
+        printed_bytes: Size of the end of standard output, and of standard error, that is kept with an attempt; 0 for none.
     """
 
     captures: Captures
@@ -94,6 +98,8 @@ class AttemptExecutor:
     workspaces: Workspaces
     flush_spans: Callable[[str], Awaitable[int]]
     hooks: AttemptHooks | None = None
+    progress: ProgressBoard = field(default_factory=ProgressBoard)
+    printed_bytes: int = 0
 
     async def execute(self, assignment: Assignment) -> Outcome:
         """Runs an attempt and returns its outcome. On cancellation, stops the agent first."""
@@ -154,7 +160,8 @@ class AttemptExecutor:
     ) -> Outcome:
         if hooked is not None and (failed := await hooked.trace_start()) is not None:
             return failed
-        outcome = await self._run(program, assignment, deadline)
+        printed = PrintedTails(limit_bytes=self.printed_bytes)
+        outcome = await self._run(program, assignment, deadline, printed)
         try:
             evidence = await self.captures.flush(assignment.attempt)
         except CapturesUnavailable:
@@ -169,16 +176,19 @@ class AttemptExecutor:
             evidence=evidence,
             undelivered_spans=undelivered,
         )
-        return _without_secret(classified, assignment)
+        masked = _without_secret(classified, assignment)
+        return replace(masked, printed=printed.reported(assignment.masked_values))
 
-    async def _run(self, program: Program, assignment: Assignment, deadline: float) -> Outcome:
+    async def _run(self, program: Program, assignment: Assignment, deadline: float, printed: PrintedTails) -> Outcome:
         workspace = self.workspaces.of(assignment.input, program.folder)
         try:
-            return await self._run_in(workspace, program, assignment, deadline)
+            return await self._run_in(workspace, program, assignment, deadline, printed)
         finally:
             await workspace.close()
 
-    async def _run_in(self, workspace: Workspace, program: Program, assignment: Assignment, deadline: float) -> Outcome:
+    async def _run_in(
+        self, workspace: Workspace, program: Program, assignment: Assignment, deadline: float, printed: PrintedTails
+    ) -> Outcome:
         try:
             decoded = assignment.task()
             own = await self.expand_environment(program.environment, assignment, decoded, workspace)
@@ -194,9 +204,16 @@ class AttemptExecutor:
             resource_versions=assignment.resource_versions,
             open_work_dir=lambda: workspace.open_here().work_dir,
         )
-        invocation = Invocation(assignment=assignment, task=decoded, context=context, workspace=workspace)
-        with entered(context):
-            task = asyncio.create_task(program.run(invocation), name=assignment.attempt)
+        invocation = Invocation(
+            assignment=assignment, task=decoded, context=context, workspace=workspace, printed=printed
+        )
+        with entered(context), self.progress.following(assignment, context.progress, workspace):
+            return await self._finish(program, invocation, deadline)
+
+    async def _finish(self, program: Program, invocation: Invocation, deadline: float) -> Outcome:
+        """Runs the program until its end or the attempt's deadline."""
+        assignment = invocation.assignment
+        task = asyncio.create_task(program.run(invocation), name=assignment.attempt)
         try:
             await asyncio.wait((task,), timeout=max(0.0, deadline - time.monotonic()))
             timed_out = not task.done()

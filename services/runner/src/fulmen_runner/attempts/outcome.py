@@ -3,7 +3,7 @@
 Invariant: a failure has no rewards, so a failed attempt is never trained on as a success.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from fulmen.agent import FINAL_DIMENSION
@@ -44,11 +44,23 @@ NO_OUTPUT = Output()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """The end of what the agent printed, without secrets."""
+
+    stdout: str = field(default="", repr=False)
+    stderr: str = field(default="", repr=False)
+
+
+NOTHING_PRINTED = Printed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Succeeded:
     """The attempt succeeded and has at least one reward."""
 
     rewards: tuple[Reward, ...]
     output: Output = NO_OUTPUT
+    printed: Printed = NOTHING_PRINTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,7 @@ class Failed:
     kind: FailureKind
     message: str
     output: Output = NO_OUTPUT
+    printed: Printed = NOTHING_PRINTED
 
 
 Outcome = Succeeded | Failed

@@ -18,6 +18,7 @@ from fulmen_runner.attempts.outcome import (
     Succeeded,
     cut_at_front,
 )
+from fulmen_runner.attempts.printed import PrintedTails
 from fulmen_runner.attempts.rewards import joined, rewards_of_emitted
 from fulmen_runner.attempts.uses import Uses
 from fulmen_runner.attempts.workspace import Workspace
@@ -40,6 +41,7 @@ class Invocation:
         context: The agent's view of the attempt.
         workspace: The attempt's files, created on first use.
         progress: Updated by the program.
+        printed: Gets the end of what the agent prints.
     """
 
     assignment: Assignment
@@ -47,6 +49,12 @@ class Invocation:
     context: Context
     workspace: Workspace
     progress: Progress = field(default_factory=Progress)
+    printed: PrintedTails = field(default_factory=PrintedTails)
+
+    @property
+    def kept_tails(self) -> PrintedTails:
+        """Where the process that runs now leaves the end of what it prints: nowhere, if it is the grader's."""
+        return self.printed if self.progress.part == "agent" else PrintedTails()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

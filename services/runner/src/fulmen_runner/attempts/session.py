@@ -50,7 +50,10 @@ class Report:
         if self.outcome is None:
             return REPORT_OVERHEAD_BYTES
         rewards = () if isinstance(self.outcome, Failed) else self.outcome.rewards
-        return REPORT_OVERHEAD_BYTES + len(self.outcome.output.content) + MAX_MESSAGE_BYTES + 100 * len(rewards)
+        # A character has up to four bytes.
+        printed = 4 * (len(self.outcome.printed.stdout) + len(self.outcome.printed.stderr))
+        output = len(self.outcome.output.content)
+        return REPORT_OVERHEAD_BYTES + output + printed + MAX_MESSAGE_BYTES + 100 * len(rewards)
 
 
 @dataclass(slots=True)

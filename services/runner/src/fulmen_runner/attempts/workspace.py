@@ -38,12 +38,14 @@ class Files:
         work_dir: Working directory, shared by agent and grader; empty at the start.
         temporary_dir: Directory for temporary files.
         task_file: File with the input.
+        progress_file: File in which the agent reports its progress; it is not there before.
     """
 
     root: Path
     work_dir: Path
     temporary_dir: Path
     task_file: Path
+    progress_file: Path
 
     def new_rewards_file(self) -> Path:
         """Creates an empty rewards file. Agent and grader get one each, so the agent cannot know the grader's."""
@@ -68,6 +70,11 @@ class Workspace:
             self._opening = asyncio.create_task(asyncio.to_thread(self.open_here), name="workspace")
         # Shielded: half-created files could not be deleted.
         return await asyncio.shield(self._opening)
+
+    @property
+    def opened(self) -> Files | None:
+        """The files; None if they were not created."""
+        return self._files
 
     def open_here(self) -> Files:
         """Like `open`, for any thread. Blocks.
@@ -123,7 +130,13 @@ def _make(parent: Path | None, content: bytes) -> Files:
     if parent is not None:
         parent.mkdir(mode=ENTERED_BY_ALL, exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    files = Files(root=root, work_dir=root / "work", temporary_dir=root / "tmp", task_file=root / "task")
+    files = Files(
+        root=root,
+        work_dir=root / "work",
+        temporary_dir=root / "tmp",
+        task_file=root / "task",
+        progress_file=root / "progress.json",
+    )
     files.work_dir.mkdir(mode=_OWNER_ONLY)
     files.temporary_dir.mkdir(mode=_OWNER_ONLY)
     files.task_file.write_bytes(content)

@@ -1,9 +1,13 @@
 """Converts between the store's lease messages and the runner's types."""
 
+from collections.abc import Mapping
+
 from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
-from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2
+from fulmen.store.v1 import attempt_pb2, failure_pb2, lease_pb2, reward_pb2, rollout_pb2
+from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
-from fulmen_runner.attempts.outcome import Failed, FailureKind, Reward, Succeeded
+from fulmen_runner.attempts.outcome import NOTHING_PRINTED, Failed, FailureKind, Reward, Succeeded
+from fulmen_runner.attempts.progress import ProgressReport
 from fulmen_runner.attempts.session import AckStatus, Report
 from fulmen_runner.slots.load import Load
 
@@ -61,9 +65,22 @@ def write_result(report: Report) -> lease_pb2.AttemptResult:
             result.failure_message = message
         case None:
             raise ValueError("a report without an outcome is a release")
+    if report.outcome.printed != NOTHING_PRINTED:
+        result.printed.stdout = report.outcome.printed.stdout
+        result.printed.stderr = report.outcome.printed.stderr
     result.output = report.outcome.output.content
     result.output_content_type = report.outcome.output.content_type
     return result
+
+
+def write_progress(reports: Mapping[str, ProgressReport]) -> list[messages.ReportedProgress]:
+    """Encodes reports of progress, given by attempt."""
+    return [
+        messages.ReportedProgress(
+            attempt=attempt, progress=attempt_pb2.AttemptProgress(fraction=report.fraction, text=report.text)
+        )
+        for attempt, report in reports.items()
+    ]
 
 
 def write_load(load: Load) -> lease_pb2.RunnerLoad:

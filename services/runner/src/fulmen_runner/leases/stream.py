@@ -19,7 +19,8 @@ from fulmen.rpc.channel import DuplexStream, FulmenChannel
 from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.pool import AttemptPool, StopReason
-from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_result
+from fulmen_runner.attempts.progress import ProgressBoard
+from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_progress, write_result
 from fulmen_runner.slots.keeper import SlotKeeper
 
 OPEN_TIMEOUT_S = 15.0
@@ -61,7 +62,13 @@ class LeaseStream:
     """Background role: exchanges assignments, reports and renewals with the store."""
 
     def __init__(
-        self, *, channel: FulmenChannel, pool: AttemptPool, identity: RunnerIdentity, keeper: SlotKeeper
+        self,
+        *,
+        channel: FulmenChannel,
+        pool: AttemptPool,
+        identity: RunnerIdentity,
+        keeper: SlotKeeper,
+        progress: ProgressBoard,
     ) -> None:
         """Initializes the role.
 
@@ -70,12 +77,15 @@ class LeaseStream:
             pool: Runs the assigned attempts.
             identity: How the runner identifies itself.
             keeper: Has the load to report.
+            progress: Has the attempts' progress to report.
         """
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self._pool = pool
         self._session = pool.session
         self._identity = identity
         self._keeper = keeper
+        self._progress = progress
+        progress.changed = pool.changed.set
         self._ttl_s = 0.0
         self._was_opened = False
         self._sent_slots = 0
@@ -166,6 +176,7 @@ class LeaseStream:
         self._ttl_s = opened.lease_ttl.seconds + opened.lease_ttl.nanos / 1e9
         self._pool.stop(opened.lost_attempts, StopReason.LEASE_LOST)
         self._pool.changed.set()
+        self._progress.retake()
         _log.info(
             "session_opened", runner=opened.runner, resumed=resumed, lease_ttl_s=self._ttl_s,
             lost=len(opened.lost_attempts),
@@ -217,16 +228,19 @@ class LeaseStream:
             self._pool.changed.clear()
             self._session.resend(sent_before_s=time.monotonic() - ACK_TIMEOUT_S)
             await self._send_pending(stream)
-            # Other messages renew the session as well, but only this one carries the load. A changed number of slots
-            # is sent at once.
-            if self._sent_slots != self._session.slots or time.monotonic() >= last_s + renew_every_s:
+            # Other messages renew the session as well, but only this one carries the load and the attempts' progress. Changed
+            # slots and new progress are sent at once.
+            is_news = self._sent_slots != self._session.slots or self._progress.has_news
+            if is_news or time.monotonic() >= last_s + renew_every_s:
                 await self._renew(stream)
                 last_s = time.monotonic()
 
     async def _renew(self, stream: Stream) -> None:
         load = self._keeper.load()
         self._sent_slots = self._session.slots
-        renewal = messages.RenewSession(load=None if load is None else write_load(load))
+        renewal = messages.RenewSession(
+            load=None if load is None else write_load(load), progress=write_progress(self._progress.take())
+        )
         await stream.write(messages.StreamLeasesRequest(renew=renewal))
 
     async def _send_pending(self, stream: Stream) -> None:

@@ -11,7 +11,7 @@ with k as (
         and case when q.epoch = 0 then q.run_at = r.created_at else q.run_at > now() + $1::float8 * interval '1 second' end
     order by q.id for update of q
 )
-update item i set run_at = now() from k where i.id = k.id
+update item i set run_at = now(), changed = pg_current_xact_id() from k where i.id = k.id
 returning i.project_id;
 
 -- name: mend_leases
@@ -30,7 +30,8 @@ update item i set
     cancel_by = case
         when i.cancel_by > now() + $1::float8 * interval '1 second' then now() + $1::float8 * interval '1 second'
         else i.cancel_by
-    end
+    end,
+    changed = pg_current_xact_id()
 from k where i.id = k.id;
 
 -- name: mend_sessions

@@ -17,6 +17,8 @@ from fulmen_store.leases.leases import AttemptReport, Grant
 from fulmen_store.rollouts.transitions import FailureKind
 
 __all__ = [
+    "MAX_PRINTED_BYTES",
+    "MAX_PROGRESS_BYTES",
     "MAX_REPORT_BYTES",
     "explained",
     "failure_line",
@@ -30,6 +32,11 @@ MAX_MESSAGE_BYTES: Final = 4096
 MAX_CONTENT_TYPE: Final = 128
 # Above what the limits of its fields allow, names of rewards included.
 MAX_REPORT_BYTES: Final = 112 * 1024
+# Above 200 characters of four bytes, with fields that the store does not know.
+MAX_PROGRESS_BYTES: Final = 2048
+# Of standard output and of standard error; the rest is the encoding.
+MAX_STREAM_BYTES: Final = 32 * 1024
+MAX_PRINTED_BYTES: Final = 2 * MAX_STREAM_BYTES + 1024
 SPAN_ID_BYTES: Final = 8
 FINAL_DIMENSION: Final = "reward"
 MAX_LINE_CHARS: Final = 200
@@ -125,6 +132,7 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
         report=stored,
         reward=_final(rewards),
         failure=failure_line(report.failure_message) if result.failure_kind else None,
+        printed=_printed(result.printed) if result.HasField("printed") else None,
     )
 
 
@@ -141,11 +149,19 @@ def unreadable_report(grant: Grant) -> AttemptReport:
     )
 
 
-def _shortened(text: str) -> str:
-    """Returns the end of a message, as much as may be stored."""
-    if len(text) * 4 <= MAX_MESSAGE_BYTES or len(encoded := text.encode()) <= MAX_MESSAGE_BYTES:
+def _printed(printed: attempt_pb2.PrintedTail) -> bytes | None:
+    """Encodes the end of what an agent printed, as much as may be stored; None if there is nothing."""
+    kept = attempt_pb2.PrintedTail(
+        stdout=_shortened(printed.stdout, MAX_STREAM_BYTES), stderr=_shortened(printed.stderr, MAX_STREAM_BYTES)
+    )
+    return kept.SerializeToString(deterministic=True) or None
+
+
+def _shortened(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
+    """Returns the end of a text, as much as may be stored."""
+    if len(text) * 4 <= limit_bytes or len(encoded := text.encode()) <= limit_bytes:
         return text
-    return encoded[-MAX_MESSAGE_BYTES:].decode(errors="ignore")
+    return encoded[-limit_bytes:].decode(errors="ignore")
 
 
 def _final(rewards: Sequence[_Reward]) -> float | None:

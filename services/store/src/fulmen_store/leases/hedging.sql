@@ -26,7 +26,8 @@ with k as (
     ) i
 ), u as (
     update item i set
-        hedge_session = k.session, hedge_epoch = greatest(i.epoch, i.hedge_epoch) + 1, hedge_leased_at = now()
+        hedge_session = k.session, hedge_epoch = greatest(i.epoch, i.hedge_epoch) + 1, hedge_leased_at = now(),
+        changed = pg_current_xact_id()
     from k where i.ctid = k.c
     returning i.id, i.hedge_session as session, i.hedge_epoch as epoch, i.project_id
 )
@@ -37,14 +38,14 @@ cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r
 -- name: end_hedged_attempts
 with k as (
     select
-        x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, x.reward, x.failure, i.c, i.leased_at,
+        x.session, x.epoch, x.state, x.kind, x.rollout_state, x.report, x.reward, x.failure, x.printed, i.c, i.leased_at,
         i.rival_session, i.rival_epoch, i.rival_leased_at
     from (
         select y.* from unnest(
             $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[], $8::bytea[],
-            $9::int[], $10::float8[], $11::text[]
+            $9::int[], $10::float8[], $11::text[], $12::bytea[]
         ) as y (
-            id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id, reward, failure
+            id, session, epoch, cancel_requested, state, kind, rollout_state, report, project_id, reward, failure, printed
         )
         order by y.id
     ) x
@@ -68,7 +69,7 @@ with k as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 6)
     returning
         i.id, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure,
+        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure, k.printed,
         k.rival_session, k.rival_epoch, k.rival_leased_at
 ), c as (
     insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
@@ -77,20 +78,21 @@ with k as (
 ), u as (
     update item i set
         session = k.rival_session, epoch = k.rival_epoch, leased_at = k.rival_leased_at,
-        hedge_session = null, hedge_leased_at = null, hedge_epoch = k.epoch
+        hedge_session = null, hedge_leased_at = null, hedge_epoch = k.epoch, changed = pg_current_xact_id(),
+        progress = case when i.epoch = k.epoch then i.hedge_progress else i.progress end, hedge_progress = null
     from k where i.ctid = k.c and k.rollout_state = 2
     returning
         i.id, i.project_id, i.group_key, i.sort_priority, i.labels, i.task_type, i.agent,
-        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        k.session, k.epoch, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.printed
 ), a as (
     insert into attempt (
-        rollout_id, number, state, failure_kind, rollout_state, session, started_at, report
+        rollout_id, number, state, failure_kind, rollout_state, session, started_at, report, printed
     )
-    select d.id, d.epoch, d.state, d.kind, d.rollout_state, d.session, d.leased_at, d.report from d
+    select d.id, d.epoch, d.state, d.kind, d.rollout_state, d.session, d.leased_at, d.report, d.printed from d
     union all
-    select d.id, d.rival_epoch, 3, 8, d.rollout_state, d.rival_session, d.rival_leased_at, ''::bytea from d
+    select d.id, d.rival_epoch, 3, 8, d.rollout_state, d.rival_session, d.rival_leased_at, ''::bytea, null from d
     union all
-    select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report from u
+    select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report, u.printed from u
 ), e as (
     insert into rollout_end (
         rollout_id, project_id, run_id, group_key, group_size, state, failure_kind, reward, duration_s, failure_message

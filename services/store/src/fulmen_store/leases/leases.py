@@ -131,6 +131,7 @@ class AttemptReport:
         report: Rewards, output and message, opaque here.
         reward: The final reward in it; None without one.
         failure: The failure in its message, in one line; None without a message.
+        printed: End of what the agent printed, a stored `PrintedTail`; None without any.
     """
 
     project_id: int
@@ -141,6 +142,7 @@ class AttemptReport:
     report: bytes = b""
     reward: float | None = None
     failure: str | None = None
+    printed: bytes | None = None
 
 
 # Treated as immutable, but not frozen: one is created for every rollout, and freezing makes that four times slower.

@@ -18,7 +18,8 @@ with k as (
         limit 1 for update skip locked
     ) i
 ), u as (
-    update item i set session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now()
+    update item i set
+        session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now(), changed = pg_current_xact_id()
     from k where i.ctid = k.c
     returning i.id, i.session, i.epoch, i.project_id
 )
@@ -88,15 +89,16 @@ limit $1
 -- name: end_attempts
 with k as (
     select
-        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, x.reward, x.failure,
+        x.state, x.kind, x.rollout_state, x.delay_s, x.charge, x.report, x.runner_loss, x.reward, x.failure, x.printed,
         i.c, i.session, i.leased_at
     from (
         select y.* from unnest(
             $1::uuid[], $2::uuid[], $3::int[], $4::boolean[], $5::smallint[], $6::smallint[], $7::smallint[],
-            $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[], $13::float8[], $14::text[]
+            $8::float8[], $9::smallint[], $10::bytea[], $11::int[], $12::smallint[], $13::float8[], $14::text[],
+            $15::bytea[]
         ) as y (
             id, session, epoch, cancel_requested, state, kind, rollout_state, delay_s, charge, report, project_id,
-            runner_loss, reward, failure
+            runner_loss, reward, failure, printed
         )
         order by y.id
     ) x
@@ -112,7 +114,7 @@ with k as (
     delete from item i using k where i.ctid = k.c and k.rollout_state in (4, 5, 6)
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure
+        i.runner_losses, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.reward, k.failure, k.printed
 ), c as (
     insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
     select d.project_id, d.run_id, d.sort_priority, d.labels, d.task_type, d.agent, -count(*) from d
@@ -121,18 +123,19 @@ with k as (
     update item i set
         session = null, leased_at = null, cancel_requested = false, charged = i.charged + k.charge,
         runner_losses = i.runner_losses + k.runner_loss,
-        run_at = now() + k.delay_s * interval '1 second', delayed = k.delay_s > 0
+        run_at = now() + k.delay_s * interval '1 second', delayed = k.delay_s > 0, progress = null,
+        changed = pg_current_xact_id()
     from k where i.ctid = k.c and k.rollout_state = 3
     returning
         i.id, i.epoch, i.project_id, i.run_id, i.group_key, i.group_size, i.sort_priority, i.labels, i.task_type, i.agent,
-        i.runner_losses, i.request_bytes, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report
+        i.runner_losses, i.request_bytes, k.session, k.leased_at, k.state, k.kind, k.rollout_state, k.report, k.printed
 ), a as (
     insert into attempt (
-        rollout_id, number, state, failure_kind, rollout_state, session, started_at, report
+        rollout_id, number, state, failure_kind, rollout_state, session, started_at, report, printed
     )
-    select d.id, d.epoch, d.state, d.kind, d.rollout_state, d.session, d.leased_at, d.report from d
+    select d.id, d.epoch, d.state, d.kind, d.rollout_state, d.session, d.leased_at, d.report, d.printed from d
     union all
-    select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report from u
+    select u.id, u.epoch, u.state, u.kind, u.rollout_state, u.session, u.leased_at, u.report, u.printed from u
 ), e as (
     insert into rollout_end (
         rollout_id, project_id, run_id, group_key, group_size, state, failure_kind, reward, duration_s, failure_message
@@ -143,9 +146,9 @@ with k as (
         extract(epoch from now() - d.leased_at)::float8, d.failure
     from d
 ), l as (
-    -- A version is paused by $15 rollouts that lost their runners, each within a day of the one before.
+    -- A version is paused by $16 rollouts that lost their runners, each within a day of the one before.
     insert into lost_runner as old (agent, project_id, rollouts, paused_at)
-    select d.agent, d.project_id, array_agg(d.id), case when count(*) >= $15::int then now() end
+    select d.agent, d.project_id, array_agg(d.id), case when count(*) >= $16::int then now() end
     from d where d.kind = 9 and d.rollout_state = 5 and d.agent is not null
     group by d.agent, d.project_id order by d.agent
     on conflict (agent) do update set
@@ -157,7 +160,7 @@ with k as (
         paused_at = case
             when old.paused_at is not null then old.paused_at
             when old.lost_at >= now() - interval '1 day'
-                and cardinality(excluded.rollouts) + cardinality(old.rollouts) >= $15::int then now()
+                and cardinality(excluded.rollouts) + cardinality(old.rollouts) >= $16::int then now()
             else excluded.paused_at
         end
 )

@@ -100,11 +100,11 @@ class PgLeaseTable:
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
                 end.rollout_state, end.delay_s, end.charge, end.report.report, end.report.project_id, end.lost_runners,
-                end.report.reward, end.report.failure,
+                end.report.reward, end.report.failure, end.report.printed,
             )
             for end in ends
         ]  # fmt: skip
-        written = await self._database.fetch("end_attempts", *columns(rows, 14), self._lost_to_pause)
+        written = await self._database.fetch("end_attempts", *columns(rows, 15), self._lost_to_pause)
         await self._projects.load(row["project_id"] for row in written)
         return [ended_of(row) for row in written]
 
@@ -115,10 +115,11 @@ class PgLeaseTable:
                 end.report.rollout_id, end.report.session_id, end.report.epoch, end.cancel_requested,
                 AttemptState.FAILED if end.report.kind else AttemptState.SUCCEEDED, end.report.kind,
                 end.rollout_state, end.report.report, end.report.project_id, end.report.reward, end.report.failure,
+                end.report.printed,
             )
             for end in ends
         ]  # fmt: skip
-        written = await self._database.fetch("end_hedged_attempts", *columns(rows, 11))
+        written = await self._database.fetch("end_hedged_attempts", *columns(rows, 12))
         await self._projects.load(row["project_id"] for row in written)
         return [
             replace(

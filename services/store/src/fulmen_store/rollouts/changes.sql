@@ -15,7 +15,9 @@ with o as (
     from o cross join lateral (values (o.sort_priority, -1), ($2::smallint, 1)) as x (sort_priority, live)
     where o.sort_priority <> $2::smallint
 ), i as (
-    update item q set sort_priority = $2, deadline = $3, request_bytes = octet_length($4::bytea) where q.id = $1
+    update item q set
+        sort_priority = $2, deadline = $3, request_bytes = octet_length($4::bytea), changed = pg_current_xact_id()
+    where q.id = $1
 )
 update rollout q set sort_priority = $2, request = $4, original = coalesce(q.original, q.request) where q.id = $1;
 

@@ -7,13 +7,14 @@ import binascii
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from fulmen.errors import CursorInvalid
 
 __all__ = [
     "Cursor",
+    "Selected",
     "Selection",
 ]
 
@@ -24,6 +25,13 @@ LOWEST_ID: Final = UUID(int=0)
 
 
 _LAYOUT: Final = struct.Struct(">B4sQ16s")
+
+
+class Selected(Protocol):
+    """What a watcher follows."""
+
+    def digest(self) -> bytes:
+        """Returns 4 bytes that identify it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +50,18 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cursor:
-    """A position in the feed: just after the row with this transaction id and rollout."""
+    """A position in the feed, or among changes: just after the row with this transaction id and rollout."""
 
     xid: int = 0
     rollout_id: UUID = LOWEST_ID
 
-    def encode(self, selection: Selection) -> str:
+    def encode(self, selection: Selected) -> str:
         """Packs the cursor into the opaque text that clients keep."""
         packed = _LAYOUT.pack(VERSION, selection.digest(), self.xid, self.rollout_id.bytes)
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     @staticmethod
-    def decode(text: str, selection: Selection) -> Cursor:
+    def decode(text: str, selection: Selected) -> Cursor:
         """Unpacks a client's cursor; empty text is the beginning.
 
         Raises:

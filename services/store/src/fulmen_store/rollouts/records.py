@@ -47,12 +47,13 @@ class NameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """A running attempt."""
+    """A running attempt, and the stored `AttemptProgress` message that its agent reported last; empty without one."""
 
     number: int
     session_id: UUID
     host: str
     started_at: datetime.datetime
+    progress: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ class RolloutView:
         prompt_token_count: Prompt tokens of the calls of all attempts; None if not asked for or none is reported.
         completion_token_count: Tokens sampled for all attempts; None likewise.
         cost_micros: Cost of the calls of all attempts, millionths of a US dollar; None likewise.
+        retry_at: When it may run again, if it waits for a retry.
     """
 
     rollout_id: UUID
@@ -107,6 +109,7 @@ class RolloutView:
     prompt_token_count: int | None = None
     completion_token_count: int | None = None
     cost_micros: int | None = None
+    retry_at: datetime.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,13 @@ order by q.rollout_id desc offset $4 limit 1;
 -- name: list_project_rollouts
 -- A standby may answer.
 select
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed, i.run_at,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
     u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout r
 left join lateral (
-    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
+    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed, q.run_at from item q where q.id = r.id limit 1
 ) i on true
 left join lateral (
     select q.state, q.failure_kind, q.ended_at, q.reward, q.duration_s, q.failure_message
@@ -50,13 +50,13 @@ limit $4;
 -- name: list_run_rollouts
 -- A standby may answer.
 select
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed, i.run_at,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
     u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
 from rollout r
 left join lateral (
-    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed from item q where q.id = r.id limit 1
+    select q.epoch, q.session, q.leased_at, q.run_at > now() as delayed, q.run_at from item q where q.id = r.id limit 1
 ) i on true
 left join lateral (
     select q.state, q.failure_kind, q.ended_at, q.reward, q.duration_s, q.failure_message
@@ -76,7 +76,7 @@ limit $4;
 -- name: list_dead_rollouts
 -- A standby may answer.
 select
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed,
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, null::text as host, i.delayed, i.run_at,
     r.sort_priority, e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
     u.prompt_token_count, u.completion_token_count, u.cost_micros,
     (select count(*) from attempt a where a.rollout_id = r.id) as ended_attempts
@@ -86,7 +86,7 @@ cross join lateral (
     from rollout q where q.id = e.rollout_id limit 1
 ) r
 cross join lateral (
-    select null::int as epoch, null::uuid as session, null::timestamptz as leased_at, false as delayed
+    select null::int as epoch, null::uuid as session, null::timestamptz as leased_at, false as delayed, null::timestamptz as run_at
 ) i
 left join lateral (
     select

@@ -79,8 +79,8 @@ select s.* from (
 select
     x.n, coalesce(sum(octet_length(r.request)) over (order by x.n rows between unbounded preceding and 1 preceding), 0)
         as bytes_before,
-    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed,
-    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, r.sort_priority,
+    r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed, i.run_at, i.progress,
+    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, i.hedge_progress, r.sort_priority,
     e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
     u.prompt_token_count, u.completion_token_count, u.cost_micros,
     array(
@@ -97,9 +97,9 @@ cross join lateral (
 ) r
 left join lateral (
     select
-        q.epoch, q.session, q.leased_at, q.run_at > now() as delayed,
+        q.epoch, q.session, q.leased_at, q.run_at > now() as delayed, q.run_at, q.progress,
         (select s.host from runner_session s where s.id = q.session) as host,
-        q.hedge_epoch, q.hedge_session, q.hedge_leased_at,
+        q.hedge_epoch, q.hedge_session, q.hedge_leased_at, q.hedge_progress,
         (select s.host from runner_session s where s.id = q.hedge_session) as hedge_host
     from item q where q.id = x.id limit 1
 ) i on true
@@ -145,6 +145,14 @@ select
     q.number, q.state, q.failure_kind, q.rollout_state, q.session, q.started_at, q.ended_at, q.report,
     (select s.host from runner_session s where s.id = q.session) as host
 from attempt q where q.rollout_id = $1 and q.number > $2 order by q.number limit $3;
+
+-- name: get_printed
+-- Of the newest 16 attempts. A standby may answer.
+select s.number, s.printed
+from (
+    select q.number, q.printed from attempt q where q.rollout_id = $1 order by q.number desc limit 16
+) s
+where s.printed is not null;
 
 -- name: live_rollouts
 select i.sort_priority, i.id from item i

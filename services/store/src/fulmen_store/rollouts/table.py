@@ -177,6 +177,11 @@ class RolloutTable:
         """Returns the ended attempts of a rollout with numbers above `after`, oldest first."""
         return [_ended(row) for row in await self._database.fetch("list_attempts", rollout_id, after, limit)]
 
+    async def printed(self, rollout_id: UUID) -> dict[int, bytes]:
+        """Returns the stored `PrintedTail` of the latest attempts of a rollout that have one, by number."""
+        rows = await self._database.fetch("get_printed", rollout_id)
+        return {row["number"]: row["printed"] for row in rows}
+
     async def live_of_project(self, project_id: int, *, page_size: int) -> AsyncIterator[list[UUID]]:
         """Yields the rollouts of a project that are neither final nor asked to stop, in the order of their queue."""
         after = (-(2**15), UUID(int=0))
@@ -281,6 +286,7 @@ def view_of(row: asyncpg.Record, projects: ProjectNames) -> RolloutView:
         prompt_token_count=row["prompt_token_count"],
         completion_token_count=row["completion_token_count"],
         cost_micros=row["cost_micros"],
+        retry_at=row["run_at"] if state is RolloutState.RETRY_WAIT else None,
     )
 
 
@@ -290,6 +296,7 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         session_id=row[f"{prefix}session"],
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
+        progress=row.get(f"{prefix}progress") or b"",
     )
 
 

@@ -21,6 +21,7 @@ from fulmen_store.leases.attempt_checks import check_attempt
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.codec import report_of, unreadable_report
 from fulmen_store.leases.leases import CompletionStatus, Grant, SessionOwner
+from fulmen_store.leases.progress import ProgressWriter
 from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
@@ -70,6 +71,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         ends: AttemptEnds,
         projects: ProjectNames,
         checks: AttemptCheckTable,
+        progress: ProgressWriter,
         signer: TokenSigner,
         drain_notice_s: float,
         stopping: asyncio.Event,
@@ -82,6 +84,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             ends: Ends attempts as reported.
             projects: Names and numbers of projects.
             checks: Table for attempt checks.
+            progress: Takes what agents report of their progress.
             signer: Signs attempt keys.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
             stopping: Set when the replica shuts down.
@@ -91,6 +94,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._ends = ends
         self._project_names = projects
         self._checks = checks
+        self._progress = progress
         self._signer = signer
         self._drain_notice_s = drain_notice_s
         self._stopping = stopping
@@ -271,6 +275,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case "release":
                 return self._release(stream.session_id, message.release.attempts)
             case "renew":
+                if message.renew.progress:
+                    self._progress.report(stream.session_id, message.renew.progress)
                 if message.renew.HasField("load"):
                     self._sessions.record_load(stream.session_id, packed_load(message.renew.load))
             case _:

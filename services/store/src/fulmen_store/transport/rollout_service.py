@@ -12,7 +12,7 @@ import grpc.aio
 
 from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
 from fulmen.ids import RolloutName, attempt_of, parse_rollout_name, parse_training_run_name, rollout_name
-from fulmen.store.v1 import rollout_pb2, rollout_service_pb2_grpc
+from fulmen.store.v1 import rollout_changes_pb2, rollout_pb2, rollout_service_pb2_grpc
 from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.rpc.message_sizes import fitting
@@ -32,6 +32,7 @@ from fulmen_store.rollouts.records import NO_RUN, RolloutView
 from fulmen_store.rollouts.requests import group_key_of
 from fulmen_store.rollouts.rollouts import Rollouts
 from fulmen_store.rollouts.table import RolloutTable
+from fulmen_store.rollouts.watch import ChangeFollower, ChangeSelection
 from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
@@ -40,7 +41,9 @@ from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.wire.queues import stats_message
 from fulmen_store.transport.wire.rollouts import (
+    add_printed,
     attempt_message,
+    change_messages,
     counts_message,
     created_rollout,
     feed_messages,
@@ -72,6 +75,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         lists: RolloutLists,
         dead_letters: DeadLetters,
         feed: FeedFollower,
+        watch: ChangeFollower,
         dispatcher: Dispatcher,
         stats: StatsCache,
         stopping: asyncio.Event,
@@ -84,6 +88,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._lists = lists
         self._dead_letters = dead_letters
         self._feed = feed
+        self._watch = watch
         self._dispatcher = dispatcher
         self._stats = stats
         self._stopping = stopping
@@ -112,7 +117,10 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.GetRolloutResponse:
         """Returns one rollout with its attempts."""
         (view,) = await self._views([parse_rollout_name(request.name)], in_full=True)
-        return pb.GetRolloutResponse(rollout=finished_rollout(view))
+        rollout = finished_rollout(view)
+        if request.with_printed:
+            add_printed(rollout, await self._table.printed(view.rollout_id))
+        return pb.GetRolloutResponse(rollout=rollout)
 
     async def ListAttempts(
         self, request: pb.ListAttemptsRequest, context: grpc.aio.ServicerContext
@@ -277,6 +285,23 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
                 # A run that is watched is in use.
                 await self._table.find_run(project_id, request.training_run)
             async for message in feed_messages(page, selection, self._table):
+                yield message
+        raise Draining("The store is shutting down: open the stream again from the last cursor.")
+
+    async def WatchRolloutChanges(
+        self, request: rollout_changes_pb2.WatchRolloutChangesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[rollout_changes_pb2.WatchRolloutChangesResponse]:
+        """Streams rollouts that change after the cursor."""
+        run = request.training_run
+        project_id, _ = await self._scope(run_project(request.project, run), run)
+        selection = ChangeSelection(project_id=project_id, training_run=run)
+        async for page in self._watch.follow(
+            project_id,
+            Cursor.decode(request.cursor, selection) if request.cursor else None,
+            find_run=partial(self._table.find_run, project_id, run) if run else None,
+            stopping=self._stopping,
+        ):
+            async for message in change_messages(page, selection, self._table):
                 yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
 

@@ -31,6 +31,7 @@ from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
+from fulmen_store.leases.progress import ProgressTable, ProgressWriter
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.projects.projects import Projects
 from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
@@ -51,6 +52,7 @@ from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.deletion import Deletion, DeletionTable
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
+from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
@@ -108,11 +110,13 @@ class Servicers:
             deletion=deletion,
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
+            watch=ChangeFollower(table=ChangedTable(database)),
             dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
         )  # fmt: skip
+        progress = ProgressWriter(ProgressTable(database))
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
-            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
+            checks=AttemptCheckTable(database), progress=progress, signer=queue.signer, drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
         )  # fmt: skip
         self.resources = ResourceService(
@@ -153,6 +157,7 @@ class Servicers:
         )
         self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
         self.roles: dict[str, Role] = {
+            "progress-writer": progress,
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),

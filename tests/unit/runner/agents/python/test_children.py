@@ -48,7 +48,7 @@ async def test_every_attempt_hears_why_its_child_was_not_started(error: Exceptio
         level=Isolation.PROCESS,
         folder=tmp_path / "homes",
     )
-    files = Files(root=tmp_path, work_dir=tmp_path, temporary_dir=tmp_path, task_file=tmp_path)
+    files = Files(root=tmp_path, work_dir=tmp_path, temporary_dir=tmp_path, task_file=tmp_path, progress_file=tmp_path)
     async with asyncio.timeout(10):
         ended = await asyncio.gather(
             *(children.call(program, {}, b"", files) for _ in range(5)), return_exceptions=True

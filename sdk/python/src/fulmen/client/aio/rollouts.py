@@ -1,4 +1,4 @@
-"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete."""
+"""Rollouts: create, wait, list, count, stream, watch, update, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Any
 
 from fulmen.client.aio.base import Part, Session, listed
 from fulmen.client.frames import rollouts_frame
-from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutChanges, RolloutCount
 from fulmen.client.view import Named, name_of
 from fulmen.messages import enum_number, timestamp
-from fulmen.store.v1 import resource_service_pb2, rollout_pb2, rollout_selection_pb2, rollout_service_pb2
-from fulmen.training.following import follow_groups
+from fulmen.store.v1 import (
+    resource_service_pb2,
+    rollout_changes_pb2,
+    rollout_pb2,
+    rollout_selection_pb2,
+    rollout_service_pb2,
+)
+from fulmen.training.following import follow_changes, follow_groups
 from fulmen.training.tasks import Tasks, task_lines
 
 __all__ = ["AsyncRolloutQuery", "AsyncRollouts"]
@@ -129,17 +135,18 @@ class AsyncRollouts(Part):
             created += [Rollout(each) for each in answer.rollouts]
         return created
 
-    async def get(self, rollout: str | Named) -> Rollout:
+    async def get(self, rollout: str | Named, *, printed: bool = False) -> Rollout:
         """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
+            printed: whether to read the end of what each attempt printed, too.
 
         Raises:
             RolloutNotFound: if there is none.
         """
-        [found] = await read(self._session, [self._session.rollout(rollout)])
-        return found
+        request = rollout_service_pb2.GetRolloutRequest(name=self._session.rollout(rollout), with_printed=printed)
+        return Rollout((await self._services.rollouts.GetRollout(request)).rollout)
 
     async def attempts(self, rollout: str | Named) -> AsyncIterator[Attempt]:
         """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.
@@ -270,6 +277,30 @@ class AsyncRollouts(Part):
         )
         async for group in follow_groups(self._services, request):
             yield Group(group)
+
+    async def watch(self, *, run: str | Named | None = None, cursor: str = "") -> AsyncIterator[RolloutChanges]:
+        """Yields rollouts that change, as they are then, without end; over restarts of the store.
+
+        The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
+
+        >>> async for changes in client.rollouts.watch():
+        ...     print(changes.rollouts)
+        ...     break
+        []
+
+        Args:
+            run: only those of this training run; None for those of the whole project.
+            cursor: begins after the changes with this `cursor`; empty begins now.
+
+        Raises:
+            CursorInvalid: if the cursor is of another project or training run.
+            Unavailable: if the store cannot be reached for 3 minutes.
+        """
+        request = rollout_changes_pb2.WatchRolloutChangesRequest(
+            project=self._session.project, training_run=self._session.run(run), cursor=cursor
+        )
+        async for changes in follow_changes(self._services, request):
+            yield RolloutChanges(changes)
 
     async def update(
         self,

@@ -1,4 +1,4 @@
-"""Rollouts: create, wait, list, count, stream, update, cancel, retry, delete. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
+"""Rollouts: create, wait, list, count, stream, watch, update, cancel, retry, delete. Made by tools/sync_client.py of `fulmen.client.aio.rollouts`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fulmen.client.aio.rollouts import AsyncRolloutQuery, AsyncRollouts
 from fulmen.client.face import Face, faced
-from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutCount
+from fulmen.client.rollouts import Attempt, Group, Rollout, RolloutChanges, RolloutCount
 from fulmen.client.view import Named
 from fulmen.training.tasks import Tasks
 
@@ -90,16 +90,17 @@ class Rollouts(Face):
             self._aio.create(agent, tasks, mode=mode, group_id=group_id, priority=priority, timeout_s=timeout_s)
         )
 
-    def get(self, rollout: str | Named) -> Rollout:
+    def get(self, rollout: str | Named, *, printed: bool = False) -> Rollout:
         """Returns a rollout with its latest attempts.
 
         Args:
             rollout: its name, its UUID or its record.
+            printed: whether to read the end of what each attempt printed, too.
 
         Raises:
             RolloutNotFound: if there is none.
         """
-        return self._call(self._aio.get(rollout))
+        return self._call(self._aio.get(rollout, printed=printed))
 
     def attempts(self, rollout: str | Named) -> Iterator[Attempt]:
         """Yields all ended attempts of a rollout, oldest first; the rollout itself has the latest 16.
@@ -197,6 +198,26 @@ class Rollouts(Face):
             MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
         """
         return self._iterate(self._aio.stream(run=run, cursor=cursor))
+
+    def watch(self, *, run: str | Named | None = None, cursor: str = "") -> Iterator[RolloutChanges]:
+        """Yields rollouts that change, as they are then, without end; over restarts of the store.
+
+        The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
+
+        >>> for changes in client.rollouts.watch():
+        ...     print(changes.rollouts)
+        ...     break
+        []
+
+        Args:
+            run: only those of this training run; None for those of the whole project.
+            cursor: begins after the changes with this `cursor`; empty begins now.
+
+        Raises:
+            CursorInvalid: if the cursor is of another project or training run.
+            Unavailable: if the store cannot be reached for 3 minutes.
+        """
+        return self._iterate(self._aio.watch(run=run, cursor=cursor))
 
     def update(
         self,

@@ -21,7 +21,7 @@ ATTEMPT_STATE_SUCCEEDED: AttemptState
 ATTEMPT_STATE_FAILED: AttemptState
 
 class Attempt(_message.Message):
-    __slots__ = ("name", "state", "failure_kind", "failure_message", "runner", "runner_host", "start_time", "end_time", "rewards", "output", "output_content_type", "final")
+    __slots__ = ("name", "state", "failure_kind", "failure_message", "runner", "runner_host", "start_time", "end_time", "rewards", "output", "output_content_type", "final", "progress", "printed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,8 @@ class Attempt(_message.Message):
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PRINTED_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: AttemptState
     failure_kind: _failure_pb2.FailureKind
@@ -46,4 +48,24 @@ class Attempt(_message.Message):
     output: bytes
     output_content_type: str
     final: bool
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., runner: _Optional[str] = ..., runner_host: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ..., final: bool = ...) -> None: ...
+    progress: AttemptProgress
+    printed: PrintedTail
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., runner: _Optional[str] = ..., runner_host: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ..., final: bool = ..., progress: _Optional[_Union[AttemptProgress, _Mapping]] = ..., printed: _Optional[_Union[PrintedTail, _Mapping]] = ...) -> None: ...
+
+class AttemptProgress(_message.Message):
+    __slots__ = ("fraction", "text", "update_time")
+    FRACTION_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    fraction: float
+    text: str
+    update_time: _timestamp_pb2.Timestamp
+    def __init__(self, fraction: _Optional[float] = ..., text: _Optional[str] = ..., update_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class PrintedTail(_message.Message):
+    __slots__ = ("stdout", "stderr")
+    STDOUT_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    stdout: str
+    stderr: str
+    def __init__(self, stdout: _Optional[str] = ..., stderr: _Optional[str] = ...) -> None: ...

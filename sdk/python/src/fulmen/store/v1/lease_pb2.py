@@ -22,13 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fulmen.store.v1 import attempt_pb2 as fulmen_dot_store_dot_v1_dot_attempt__pb2
 from fulmen.store.v1 import failure_pb2 as fulmen_dot_store_dot_v1_dot_failure__pb2
 from fulmen.store.v1 import reward_pb2 as fulmen_dot_store_dot_v1_dot_reward__pb2
 from fulmen.store.v1 import rollout_pb2 as fulmen_dot_store_dot_v1_dot_rollout__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66ulmen/store/v1/lease.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1c\x66ulmen/store/v1/reward.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\x1egoogle/protobuf/duration.proto\"\xaa\x01\n\nAssignment\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12)\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x13\n\x0b\x61ttempt_key\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe5\x01\n\rAttemptResult\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x32\n\x0c\x66\x61ilure_kind\x18\x04 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x17\n\x0f\x66\x61ilure_message\x18\x05 \x01(\t\x12(\n\x07rewards\x18\x06 \x03(\x0b\x32\x17.fulmen.store.v1.Reward\x12\x0e\n\x06output\x18\x07 \x01(\x0c\x12\x1b\n\x13output_content_type\x18\x08 \x01(\t\"d\n\rCompletionAck\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x31\n\x06status\x18\x02 \x01(\x0e\x32!.fulmen.store.v1.CompletionStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xb8\x01\n\nRunnerInfo\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x37\n\x06labels\x18\x03 \x03(\x0b\x32\'.fulmen.store.v1.RunnerInfo.LabelsEntry\x12\x12\n\nslot_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\nRunnerLoad\x12\x11\n\tcpu_ratio\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x03\x12&\n\x04gpus\x18\x04 \x03(\x0b\x32\x18.fulmen.store.v1.GpuLoad\x12(\n\x05slots\x18\x05 \x01(\x0b\x32\x19.fulmen.store.v1.SlotLoad\"b\n\x08SlotLoad\x12\x18\n\x10\x63onfigured_count\x18\x01 \x01(\x05\x12\x14\n\x0cin_use_count\x18\x02 \x01(\x05\x12\x13\n\x0blimit_count\x18\x03 \x01(\x05\x12\x11\n\tautomatic\x18\x04 \x01(\x08\"e\n\x07GpuLoad\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11utilization_ratio\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12memory_limit_bytes\x18\x04 \x01(\x03*\xb6\x01\n\x10\x43ompletionStatus\x12!\n\x1d\x43OMPLETION_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43OMPLETION_STATUS_APPLIED\x10\x01\x12\x1f\n\x1b\x43OMPLETION_STATUS_DUPLICATE\x10\x02\x12 \n\x1c\x43OMPLETION_STATUS_LEASE_LOST\x10\x03\x12\x1d\n\x19\x43OMPLETION_STATUS_INVALID\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66ulmen/store/v1/lease.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1c\x66ulmen/store/v1/reward.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\x1egoogle/protobuf/duration.proto\"\xaa\x01\n\nAssignment\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12)\n\x07rollout\x18\x04 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x13\n\x0b\x61ttempt_key\x18\x05 \x01(\t\x12*\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x02\n\rAttemptResult\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x32\n\x0c\x66\x61ilure_kind\x18\x04 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x17\n\x0f\x66\x61ilure_message\x18\x05 \x01(\t\x12(\n\x07rewards\x18\x06 \x03(\x0b\x32\x17.fulmen.store.v1.Reward\x12\x0e\n\x06output\x18\x07 \x01(\x0c\x12\x1b\n\x13output_content_type\x18\x08 \x01(\t\x12-\n\x07printed\x18\t \x01(\x0b\x32\x1c.fulmen.store.v1.PrintedTail\"d\n\rCompletionAck\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x31\n\x06status\x18\x02 \x01(\x0e\x32!.fulmen.store.v1.CompletionStatus\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xb8\x01\n\nRunnerInfo\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x37\n\x06labels\x18\x03 \x03(\x0b\x32\'.fulmen.store.v1.RunnerInfo.LabelsEntry\x12\x12\n\nslot_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\nRunnerLoad\x12\x11\n\tcpu_ratio\x18\x01 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x1a\n\x12memory_limit_bytes\x18\x03 \x01(\x03\x12&\n\x04gpus\x18\x04 \x03(\x0b\x32\x18.fulmen.store.v1.GpuLoad\x12(\n\x05slots\x18\x05 \x01(\x0b\x32\x19.fulmen.store.v1.SlotLoad\"b\n\x08SlotLoad\x12\x18\n\x10\x63onfigured_count\x18\x01 \x01(\x05\x12\x14\n\x0cin_use_count\x18\x02 \x01(\x05\x12\x13\n\x0blimit_count\x18\x03 \x01(\x05\x12\x11\n\tautomatic\x18\x04 \x01(\x08\"e\n\x07GpuLoad\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11utilization_ratio\x18\x02 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12memory_limit_bytes\x18\x04 \x01(\x03*\xb6\x01\n\x10\x43ompletionStatus\x12!\n\x1d\x43OMPLETION_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n\x19\x43OMPLETION_STATUS_APPLIED\x10\x01\x12\x1f\n\x1b\x43OMPLETION_STATUS_DUPLICATE\x10\x02\x12 \n\x1c\x43OMPLETION_STATUS_LEASE_LOST\x10\x03\x12\x1d\n\x19\x43OMPLETION_STATUS_INVALID\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +38,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNNERINFO_LABELSENTRY']._loaded_options = None
   _globals['_RUNNERINFO_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_COMPLETIONSTATUS']._serialized_start=1236
-  _globals['_COMPLETIONSTATUS']._serialized_end=1418
-  _globals['_ASSIGNMENT']._serialized_start=173
-  _globals['_ASSIGNMENT']._serialized_end=343
-  _globals['_ATTEMPTRESULT']._serialized_start=346
-  _globals['_ATTEMPTRESULT']._serialized_end=575
-  _globals['_COMPLETIONACK']._serialized_start=577
-  _globals['_COMPLETIONACK']._serialized_end=677
-  _globals['_RUNNERINFO']._serialized_start=680
-  _globals['_RUNNERINFO']._serialized_end=864
-  _globals['_RUNNERINFO_LABELSENTRY']._serialized_start=819
-  _globals['_RUNNERINFO_LABELSENTRY']._serialized_end=864
-  _globals['_RUNNERLOAD']._serialized_start=867
-  _globals['_RUNNERLOAD']._serialized_end=1030
-  _globals['_SLOTLOAD']._serialized_start=1032
-  _globals['_SLOTLOAD']._serialized_end=1130
-  _globals['_GPULOAD']._serialized_start=1132
-  _globals['_GPULOAD']._serialized_end=1233
+  _globals['_COMPLETIONSTATUS']._serialized_start=1314
+  _globals['_COMPLETIONSTATUS']._serialized_end=1496
+  _globals['_ASSIGNMENT']._serialized_start=204
+  _globals['_ASSIGNMENT']._serialized_end=374
+  _globals['_ATTEMPTRESULT']._serialized_start=377
+  _globals['_ATTEMPTRESULT']._serialized_end=653
+  _globals['_COMPLETIONACK']._serialized_start=655
+  _globals['_COMPLETIONACK']._serialized_end=755
+  _globals['_RUNNERINFO']._serialized_start=758
+  _globals['_RUNNERINFO']._serialized_end=942
+  _globals['_RUNNERINFO_LABELSENTRY']._serialized_start=897
+  _globals['_RUNNERINFO_LABELSENTRY']._serialized_end=942
+  _globals['_RUNNERLOAD']._serialized_start=945
+  _globals['_RUNNERLOAD']._serialized_end=1108
+  _globals['_SLOTLOAD']._serialized_start=1110
+  _globals['_SLOTLOAD']._serialized_end=1208
+  _globals['_GPULOAD']._serialized_start=1210
+  _globals['_GPULOAD']._serialized_end=1311
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
 from fulmen.store.v1 import failure_pb2 as _failure_pb2
 from fulmen.store.v1 import reward_pb2 as _reward_pb2
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
@@ -40,7 +41,7 @@ class Assignment(_message.Message):
     def __init__(self, attempt: _Optional[str] = ..., lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., rollout: _Optional[_Union[_rollout_pb2.Rollout, _Mapping]] = ..., attempt_key: _Optional[str] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AttemptResult(_message.Message):
-    __slots__ = ("attempt", "lease_id", "epoch", "failure_kind", "failure_message", "rewards", "output", "output_content_type")
+    __slots__ = ("attempt", "lease_id", "epoch", "failure_kind", "failure_message", "rewards", "output", "output_content_type", "printed")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +50,7 @@ class AttemptResult(_message.Message):
     REWARDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_CONTENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    PRINTED_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     lease_id: str
     epoch: int
@@ -57,7 +59,8 @@ class AttemptResult(_message.Message):
     rewards: _containers.RepeatedCompositeFieldContainer[_reward_pb2.Reward]
     output: bytes
     output_content_type: str
-    def __init__(self, attempt: _Optional[str] = ..., lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ...) -> None: ...
+    printed: _attempt_pb2.PrintedTail
+    def __init__(self, attempt: _Optional[str] = ..., lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ..., printed: _Optional[_Union[_attempt_pb2.PrintedTail, _Mapping]] = ...) -> None: ...
 
 class CompletionAck(_message.Message):
     __slots__ = ("attempt", "status", "message")

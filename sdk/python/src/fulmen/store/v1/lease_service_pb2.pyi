@@ -74,10 +74,20 @@ class AddCredits(_message.Message):
     def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
 
 class RenewSession(_message.Message):
-    __slots__ = ("load",)
+    __slots__ = ("load", "progress")
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     load: _lease_pb2.RunnerLoad
-    def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[ReportedProgress]
+    def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReportedProgress, _Mapping]]] = ...) -> None: ...
+
+class ReportedProgress(_message.Message):
+    __slots__ = ("attempt", "progress")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    progress: _attempt_pb2.AttemptProgress
+    def __init__(self, attempt: _Optional[str] = ..., progress: _Optional[_Union[_attempt_pb2.AttemptProgress, _Mapping]] = ...) -> None: ...
 
 class CompletedAttempts(_message.Message):
     __slots__ = ("results", "credit_count")

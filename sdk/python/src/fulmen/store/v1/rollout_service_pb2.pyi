@@ -1,5 +1,6 @@
 from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
+from fulmen.store.v1 import rollout_changes_pb2 as _rollout_changes_pb2
 from fulmen.store.v1 import rollout_selection_pb2 as _rollout_selection_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
@@ -42,10 +43,12 @@ class StreamCreateRolloutsResponse(_message.Message):
     def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ...) -> None: ...
 
 class GetRolloutRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "with_printed")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    WITH_PRINTED_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    with_printed: bool
+    def __init__(self, name: _Optional[str] = ..., with_printed: bool = ...) -> None: ...
 
 class GetRolloutResponse(_message.Message):
     __slots__ = ("rollout",)

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from fulmen.store.v1 import rollout_changes_pb2 as fulmen_dot_store_dot_v1_dot_rollout__changes__pb2
 from fulmen.store.v1 import rollout_selection_pb2 as fulmen_dot_store_dot_v1_dot_rollout__selection__pb2
 from fulmen.store.v1 import rollout_service_pb2 as fulmen_dot_store_dot_v1_dot_rollout__service__pb2
 
@@ -27,7 +28,7 @@ if _version_not_supported:
 
 
 class RolloutServiceStub(object):
-    """Manages the queue of rollouts and streams finished groups.
+    """Manages the queue of rollouts and streams finished groups and changes.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
@@ -94,6 +95,11 @@ class RolloutServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsResponse.FromString,
                 _registered_method=True)
+        self.WatchRolloutChanges = channel.unary_stream(
+                '/fulmen.store.v1.RolloutService/WatchRolloutChanges',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesResponse.FromString,
+                _registered_method=True)
         self.GetQueueStats = channel.unary_unary(
                 '/fulmen.store.v1.RolloutService/GetQueueStats',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsRequest.SerializeToString,
@@ -112,7 +118,7 @@ class RolloutServiceStub(object):
 
 
 class RolloutServiceServicer(object):
-    """Manages the queue of rollouts and streams finished groups.
+    """Manages the queue of rollouts and streams finished groups and changes.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
@@ -252,6 +258,22 @@ class RolloutServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchRolloutChanges(self, request, context):
+        """Streams rollouts that change, each as it is now: created, leased, its attempt's progress, an attempt ended, waiting for
+        a retry, final, or `UpdateRollout`. For consoles and apps that show what goes on.
+
+        Several changes of a rollout within about half a second are sent as one, and one may be sent twice; the last state of
+        each is always sent, in the order of the last changes. Not sent: that time passed (a rollout leaves RETRY_WAIT at its
+        `retry_time`), that the figures of model calls grew, and that a rollout was deleted. Messages hold about 1 MiB or one
+        rollout. The first message has the cursor alone: what `ListRollouts` returns after it, together with this stream, is
+        complete. Keep-alives and the end of the stream are as with `WatchRollouts`.
+
+        Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetQueueStats(self, request, context):
         """Returns statistics of the queue.
         """
@@ -337,6 +359,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsResponse.SerializeToString,
             ),
+            'WatchRolloutChanges': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchRolloutChanges,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesResponse.SerializeToString,
+            ),
             'GetQueueStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetQueueStats,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__service__pb2.GetQueueStatsRequest.FromString,
@@ -361,7 +388,7 @@ def add_RolloutServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RolloutService(object):
-    """Manages the queue of rollouts and streams finished groups.
+    """Manages the queue of rollouts and streams finished groups and changes.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
@@ -654,6 +681,33 @@ class RolloutService(object):
             '/fulmen.store.v1.RolloutService/WatchRollouts',
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_rollout__service__pb2.WatchRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchRolloutChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/WatchRolloutChanges',
+            fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__changes__pb2.WatchRolloutChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

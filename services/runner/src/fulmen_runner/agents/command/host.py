@@ -112,6 +112,7 @@ class Command:
         )
         if launch.needs_home:
             environment["HOME"] = str(files.temporary_dir)
+        printed = invocation.kept_tails
         try:
             result = await run_process(
                 launch,
@@ -120,12 +121,13 @@ class Command:
                 environment=environment,
                 stdin=stdin,
                 limits=ProcessLimits(
-                    stdout_kept_bytes=self.output_kept_bytes,
-                    stderr_kept_bytes=MAX_MESSAGE_BYTES,
+                    stdout_kept_bytes=max(self.output_kept_bytes, printed.limit_bytes),
+                    stderr_kept_bytes=max(MAX_MESSAGE_BYTES, printed.limit_bytes),
                     output_allowed_bytes=self.host.output_allowed_bytes,
                     allowance=self.allowance,
                 ),
                 guardian=self.host.guardian,
+                printed=printed,
             )
         except OSError as error:
             raise AgentFailed(f"command {argv[0]!r} cannot be started: {error.strerror}") from None
@@ -137,7 +139,7 @@ class Command:
         if result.failure:
             raise AgentFailed(f"command {result.failure}")
         emitted = await asyncio.to_thread(read_rewards_file, rewards_file)
-        return Printed(text=result.stdout.decode(errors="replace"), emitted=emitted)
+        return Printed(text=result.stdout[-self.output_kept_bytes :].decode(errors="replace"), emitted=emitted)
 
     def _own_python(self) -> dict[str, str]:
         """Returns the variables of the virtual environment, in which the SDK can be imported."""

@@ -17,6 +17,7 @@ from typing import Self
 from fulmen_runner.agents.command.guardian import Guardian, KeptCommand
 from fulmen_runner.agents.command.limits import UNLIMITED, Allowance
 from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
+from fulmen_runner.attempts.printed import PrintedTails
 from fulmen_service_kit.isolation.launch import Launch
 from fulmen_service_kit.pipe_transports import read_pipe, write_pipe
 
@@ -88,10 +89,11 @@ async def run_process(
     limits: ProcessLimits,
     guardian: Guardian,
     folders: tuple[Path, ...] = (),
+    printed: PrintedTails | None = None,
 ) -> ProcessResult:
     """Runs a command to its end, and removes its control groups. On cancellation, ends it with SIGTERM, then SIGKILL.
 
-    Its limit of files is that of `folders`.
+    Its limit of files is that of `folders`. `printed` gets the end of its output, however it ends.
 
     Raises:
         OSError: If it cannot be started.
@@ -112,7 +114,11 @@ async def run_process(
                 await process.feed(pipe, rest)
             await process.wait()
         finally:
-            await process.end()
+            try:
+                await process.end()
+            finally:
+                if printed is not None:
+                    process.watch.leave(printed)
     return process.result()
 
 
@@ -268,6 +274,10 @@ class Watch:
     def tail(self, fd: int) -> bytes:
         """Returns the end of a stream."""
         return bytes(self._buffers[fd][-self._kept[fd] :])
+
+    def leave(self, printed: PrintedTails) -> None:
+        """Leaves the ends of both streams."""
+        printed.keep(self.tail(_STDOUT), self.tail(_STDERR))
 
     def add(self, fd: int, data: bytes) -> None:
         """Appends output of a stream."""

@@ -154,6 +154,7 @@ class DockerEngine:
         for archive in order.files:
             await self._put(container, order.files_at, archive)
         stdout, stderr = Tail(order.output_kept_bytes), Tail(MAX_MESSAGE_BYTES)
+        ends = Tail(order.printed.limit_bytes), Tail(order.printed.limit_bytes)
         async with container.attach(stdin=False, stdout=True, stderr=True) as output:
             feeding = asyncio.create_task(_feed(container, order.stdin), name="stdin")
             try:
@@ -161,8 +162,10 @@ class DockerEngine:
                 flooded = False
                 while not flooded and (message := await output.read_out()) is not None:
                     (stdout if message.stream == _STDOUT else stderr).add(message.data)
+                    ends[message.stream != _STDOUT].add(message.data)
                     flooded = stdout.seen_bytes + stderr.seen_bytes > order.output_allowed_bytes
             finally:
+                order.printed.keep(*(end.content() for end in ends))
                 feeding.cancel()
                 await asyncio.wait((feeding,), timeout=CONNECT_TIMEOUT_S)
         if flooded:

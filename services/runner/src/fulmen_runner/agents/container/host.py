@@ -176,6 +176,7 @@ class ContainerAgent:
             output_kept_bytes=self.target.output_kept_bytes or MAX_OUTPUT_BYTES,
             output_allowed_bytes=self.host.output_allowed_bytes,
             result_allowed_bytes=MAX_REWARDS_BYTES,
+            printed=invocation.kept_tails,
         )
 
     def _config(self, invocation: Invocation) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fulmen_runner.attempts.printed import PrintedTails
+
 PullPolicy = Literal["missing", "always", "never"]
 
 ROOT = "/fulmen"
@@ -41,6 +43,7 @@ class ContainerOrder:
         stdin: Standard input.
         result_path: Path of the file fetched at the end.
         output_kept_bytes: Size of the end of standard output that is kept.
+        printed: Gets the end of both streams, however the container ends.
         output_allowed_bytes: Output above which the container is killed.
         result_allowed_bytes: Maximum size fetched of the file.
     """
@@ -54,6 +57,7 @@ class ContainerOrder:
     output_kept_bytes: int
     output_allowed_bytes: int
     result_allowed_bytes: int
+    printed: PrintedTails = field(default_factory=PrintedTails)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

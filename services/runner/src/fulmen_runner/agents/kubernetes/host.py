@@ -47,6 +47,7 @@ from fulmen_runner.agents.tail import Tail
 from fulmen_runner.agents.templates import expanded_variables, placeholders_of
 from fulmen_runner.attempts.errors import AgentFailed, AgentTimedOut, HostUnavailable
 from fulmen_runner.attempts.outcome import MAX_OUTPUT_BYTES
+from fulmen_runner.attempts.printed import PrintedTails
 from fulmen_runner.attempts.program import Answer, Invocation
 from fulmen_runner.attempts.rewards import rewards_of_last_line
 from fulmen_service_kit.kubernetes.documents import MANAGED_BY
@@ -191,7 +192,7 @@ class JobAgent:
                 made = await self.host.cluster.create_job(job)
                 await self.host.cluster.create_secret(secret_of(order, made))
                 await self.host.cluster.resume_job(order.name)
-                output = await self._output(await self._end(order.name))
+                output = await self._output(await self._end(order.name), invocation.kept_tails)
         finally:
             removal = asyncio.create_task(self.host.remove(order.name), name=f"remove {order.name}")
             self.host.removals.add(removal)
@@ -239,7 +240,7 @@ class JobAgent:
                     raise
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _output(self, verdict: Verdict) -> str:
+    async def _output(self, verdict: Verdict, printed: PrintedTails) -> str:
         match verdict:
             case Refused(message=message):
                 raise AgentFailed(message)
@@ -249,6 +250,8 @@ class JobAgent:
                 raise HostUnavailable(message)
             case Ended(pod=pod, problem=problem):
                 log = await self._log(pod)
+                # A pod has one log, of both streams.
+                printed.keep(log.encode(), b"")
                 if problem:
                     raise AgentFailed(f"{problem}\n{log}".rstrip())
                 return log.rstrip("\r\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fulmen.agent import WORK_DIR_VARIABLE, RewardKey
 from fulmen.emit import RewardInvalid, checked_reward
+from fulmen.progress_file import PROGRESS_FILE_VARIABLE
 from fulmen_runner.agents.python.child_frames import Document
 from fulmen_runner.agents.python.children import ChildProgram, Children
 from fulmen_runner.agents.specification import PythonTarget, Specification
@@ -89,14 +90,18 @@ async def _called(children: Children, program: ChildProgram, invocation: Invocat
         "attempt_key": assignment.attempt_key,
         "mode": context.mode,
         "remaining_s": context.remaining_s,
-        "environment": {**context.environment, WORK_DIR_VARIABLE: str(files.work_dir)},
+        "environment": {
+            **context.environment,
+            WORK_DIR_VARIABLE: str(files.work_dir),
+            PROGRESS_FILE_VARIABLE: str(files.progress_file),
+        },
         "resource_versions": dict(context.resource_versions),
         "rewards": _rows(context.rewards),
         "content_type": assignment.input_content_type,
         "outcome": outcome,
     }
     try:
-        answer = await children.call(program, request, assignment.input, files)
+        answer = await children.call(program, request, assignment.input, files, invocation.kept_tails)
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"outcome cannot be sent to the grader's process: {error}") from None
     if answer.get("undelivered_spans"):

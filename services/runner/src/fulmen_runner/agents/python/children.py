@@ -29,7 +29,8 @@ from fulmen_runner.agents.python.child_frames import Document, MessageTooLarge, 
 from fulmen_runner.agents.specification import Limits
 from fulmen_runner.agents.venvs.own_python import Venv
 from fulmen_runner.attempts.errors import AgentFailed
-from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES
+from fulmen_runner.attempts.outcome import MAX_MESSAGE_BYTES, cut_at_front
+from fulmen_runner.attempts.printed import MAX_PRINTED_BYTES, PrintedTails
 from fulmen_runner.attempts.workspace import ENTERED_BY_ALL, Files
 from fulmen_service_kit.isolation import launch as launching
 from fulmen_service_kit.isolation.levels import Isolation
@@ -187,8 +188,8 @@ class Child:
         if launch.needs_home:
             environment |= {"HOME": str(home), "TMPDIR": str(home)}
         limits = ProcessLimits(
-            stdout_kept_bytes=MAX_MESSAGE_BYTES,
-            stderr_kept_bytes=MAX_MESSAGE_BYTES,
+            stdout_kept_bytes=MAX_PRINTED_BYTES,
+            stderr_kept_bytes=MAX_PRINTED_BYTES,
             output_allowed_bytes=host.output_allowed_bytes,
             allowance=allowed,
         )
@@ -223,6 +224,10 @@ class Child:
         if self._uid is not None:
             await give(files.root, self._uid)
         return await self._request(encode(request, body))
+
+    def leave_printed(self, printed: PrintedTails) -> None:
+        """Leaves the end of what the last attempt printed."""
+        self._process.watch.leave(printed)
 
     @property
     def is_alive(self) -> bool:
@@ -273,7 +278,8 @@ class Child:
         if closed:
             return "agent process closed its connection to the runner"
         result = self._process.result()
-        reason = result.failure or f"exited with status 0\n{result.stderr.decode(errors='replace')}".rstrip()
+        stderr = cut_at_front(result.stderr.decode(errors="replace"), MAX_MESSAGE_BYTES)
+        reason = result.failure or f"exited with status 0\n{stderr}".rstrip()
         return f"agent process {reason}"
 
     async def _exited(self) -> bool:
@@ -298,8 +304,12 @@ class Children:
     _starting: "set[asyncio.Task[Child | None]]" = field(default_factory=set)
     _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(2, os.cpu_count() or 1)))
 
-    async def call(self, program: ChildProgram, request: Document, body: bytes, files: Files) -> Document:
+    async def call(
+        self, program: ChildProgram, request: Document, body: bytes, files: Files, printed: PrintedTails | None = None
+    ) -> Document:
         """Runs one attempt in an idle or new child. On cancellation, ends the child.
+
+        `printed` gets the end of what it printed, however it ends.
 
         Raises:
             AgentFailed: If the agent fails or its process exits.
@@ -315,10 +325,14 @@ class Children:
             )
         finally:
             # Also if the attempt was cancelled before `keep` was set.
+            try:
+                if not keep:
+                    await child.end()
+            finally:
+                if printed is not None:
+                    child.leave_printed(printed)
             if keep:
                 self._hand_over(child, program)
-            else:
-                await child.end()
         return answer
 
     async def close(self) -> None:

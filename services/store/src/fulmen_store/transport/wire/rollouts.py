@@ -1,4 +1,4 @@
-"""Rollouts, attempts, assignments and the completion feed as messages."""
+"""Rollouts, attempts, assignments, the completion feed and changes as messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final, cast
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fulmen.ids import attempt_of, rollout_name, runner_name
-from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_pb2
+from fulmen.ids import attempt_of, parse_attempt_name, rollout_name, runner_name
+from fulmen.store.v1 import attempt_pb2, lease_pb2, rollout_changes_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES
 from fulmen_service_kit.security.call_terms import CallTerms
 from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.database.stored import UNREADABLE, read_column
-from fulmen_store.leases.codec import MAX_REPORT_BYTES
+from fulmen_store.leases.codec import MAX_PRINTED_BYTES, MAX_PROGRESS_BYTES, MAX_REPORT_BYTES
 from fulmen_store.leases.leases import Grant
 from fulmen_store.rollouts.feed import FeedPage
 from fulmen_store.rollouts.feed_cursor import Selection
@@ -28,9 +28,12 @@ from fulmen_store.rollouts.records import AttemptView, RolloutView, RunningAttem
 from fulmen_store.rollouts.requests import MAX_STORED_BYTES, RETRY_OF
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind
+from fulmen_store.rollouts.watch import ChangePage, ChangeSelection
 
 __all__ = [
+    "add_printed",
     "attempt_message",
+    "change_messages",
     "counts_message",
     "created_rollout",
     "feed_messages",
@@ -61,6 +64,8 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
     _set(message.create_time, view.created_at)
     if view.ended_at is not None:
         _set(message.end_time, view.ended_at)
+    if view.retry_at is not None:
+        _set(message.retry_time, view.retry_at)
     if view.duration_s is not None:
         message.duration.FromNanoseconds(round(view.duration_s * 1e9))
     if view.failure_message:
@@ -84,9 +89,12 @@ def created_rollout(view: RolloutView) -> rollout_pb2.Rollout:
     return message
 
 
-def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
-    """Encodes a rollout with its latest attempts, oldest first; the view has the ended ones."""
-    message = rollout_of(view)
+def finished_rollout(view: RolloutView, *, with_bodies: bool = True) -> rollout_pb2.Rollout:
+    """Encodes a rollout with its latest attempts, oldest first; the view has the ended ones.
+
+    Without bodies, its input and the outputs of its attempts are left out.
+    """
+    message = rollout_of(view, with_input=with_bodies)
     attempts: list[AttemptView | RunningAttempt] = [*view.ended, *view.running]
     # A second attempt may have ended before the first.
     for attempt in sorted(attempts, key=lambda each: each.number):
@@ -94,7 +102,18 @@ def finished_rollout(view: RolloutView) -> rollout_pb2.Rollout:
         message.attempts.append(
             attempt_message(attempt, name) if isinstance(attempt, AttemptView) else _running(attempt, name)
         )
+        if not with_bodies:
+            message.attempts[-1].ClearField("output")
     return message
+
+
+def add_printed(rollout: rollout_pb2.Rollout, printed: Mapping[int, bytes]) -> None:
+    """Adds the stored ends of what agents printed, by the numbers of attempts; one that is unreadable says so."""
+    for attempt in rollout.attempts:
+        stored = printed.get(parse_attempt_name(attempt.name).number)
+        if stored is not None:
+            tail = read_column(attempt_pb2.PrintedTail, stored, max_bytes=MAX_PRINTED_BYTES)
+            attempt.printed.CopyFrom(tail or attempt_pb2.PrintedTail(stderr=UNREADABLE))
 
 
 def counts_message(counts: RolloutCounts) -> selection_pb.CountRolloutsResponse:
@@ -149,6 +168,10 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
         name=name, state=attempt_pb2.ATTEMPT_STATE_RUNNING, runner=runner_name(view.session_id), runner_host=view.host
     )
     _set(message.start_time, view.started_at)
+    if view.progress and (
+        stored := read_column(attempt_pb2.AttemptProgress, view.progress, max_bytes=MAX_PROGRESS_BYTES)
+    ):
+        message.progress.CopyFrom(stored)
     return message
 
 
@@ -175,6 +198,8 @@ READ_MEMBERS: Final = 256
 
 
 READ_BYTES: Final = 4 * 1024 * 1024
+# Of each, up to 16 reports are read: 2 MiB at most.
+READ_CHANGED: Final = 16
 
 
 async def feed_messages(
@@ -217,5 +242,25 @@ async def feed_messages(
                 message.cursor = part.cursor
                 part, part_bytes = pb.FinishedGroup(), 0
         waiting = [*waiting[read:], *islice(members, read)]
+    message.cursor = page.cursor.encode(selection)
+    yield message
+
+
+async def change_messages(
+    page: ChangePage, selection: ChangeSelection, table: RolloutTable
+) -> AsyncIterator[rollout_changes_pb2.WatchRolloutChangesResponse]:
+    """Yields the messages of a page of changes; reads more rollouts when the messages of those before have been consumed."""
+    message, message_bytes = rollout_changes_pb2.WatchRolloutChangesResponse(), 0
+    for start in range(0, len(page.changes), READ_CHANGED):
+        cursors = {change.cursor.rollout_id: change.cursor for change in page.changes[start : start + READ_CHANGED]}
+        for view in await table.view(list(cursors), with_usage=True, with_attempts=True):
+            rollout = finished_rollout(view, with_bodies=False)
+            rollout_bytes = rollout.ByteSize()
+            if message.rollouts and message_bytes + rollout_bytes > MESSAGE_BYTES:
+                yield message
+                message, message_bytes = rollout_changes_pb2.WatchRolloutChangesResponse(), 0
+            message.rollouts.append(rollout)
+            message.cursor = cursors[view.rollout_id].encode(selection)
+            message_bytes += rollout_bytes
     message.cursor = page.cursor.encode(selection)
     yield message
