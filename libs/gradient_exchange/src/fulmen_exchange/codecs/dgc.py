@@ -15,7 +15,8 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
-from fulmen_exchange.codecs.sparse import MAX_RATIO, Feedback, check, payloads_of, share_of
+from fulmen_exchange.codecs.sparse import MAX_RATIO, check, payloads_of, share_of
+from fulmen_exchange.codecs.union import reply_of
 from fulmen_exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class DgcSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
+        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
+            ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
         momentum: m of the momentum correction; default 0.9.
         nesterov: Whether to correct Nesterov momentum; default False.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is
@@ -39,6 +42,7 @@ class DgcSettings(CodecSettings):
     holds_momentum = True
     codec: Literal["dgc"] = "dgc"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
     clip: float = Field(default=1.0, ge=0)
@@ -50,6 +54,7 @@ class Dgc(SegmentCodec):
 
     momentum: float
     nesterov: bool
+    down: SegmentCodec
     local_clip: float | None = None
     name = "dgc"
     version = 1
@@ -91,15 +96,18 @@ class Dgc(SegmentCodec):
         self.add(payload, state[ACCUMULATED][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns `topk`: the shard has a residual but no momentum."""
-        return Feedback(name="topk")
+        """Returns `union`, or `topk`: the shard may have a residual but no momentum."""
+        return self.down
 
 
 ENTRIES = (
     CodecEntry(
         settings=DgcSettings,
         make=lambda settings: Dgc(
-            momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip or math.inf
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            down=reply_of(settings.ratio, settings.ratio_down),
+            local_clip=settings.clip or math.inf,
         ),
     ),
 )

@@ -110,10 +110,14 @@ class Feedback(SegmentCodec):
     Attributes:
         name: Name of the codec.
         exact: Whether the threshold is exact instead of estimated.
+        scale: Factor of the round's ratio.
+        down: Codec of the reply; None for this one.
     """
 
     name: str
     exact: bool = False
+    scale: float = 1.0
+    down: SegmentCodec | None = None
     version = 1
 
     def new_state(self, like: Tensor) -> State:
@@ -122,7 +126,7 @@ class Feedback(SegmentCodec):
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
-        taken = select(gradient, state[RESIDUAL], share_of(round_.ratio), exact=self.exact, flush=round_.flush)
+        taken = select(gradient, state[RESIDUAL], share_of(round_.ratio * self.scale), exact=self.exact, flush=round_.flush)
         return payloads_of(self.name, self.version, taken, offsets)
 
     def add(self, payload: Payload, out: Tensor) -> None:
@@ -134,8 +138,8 @@ class Feedback(SegmentCodec):
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns this codec: the shard has a residual of its own."""
-        return self
+        """See `SegmentCodec`; if it is this codec, the shard has a residual of its own."""
+        return self if self.down is None else self.down
 
 
 def select(

@@ -10,7 +10,7 @@ scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +42,7 @@ from fulmen_exchange.codecs.sparse import (
     select,
     share_of,
 )
+from fulmen_exchange.codecs.union import Union
 from fulmen_exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class TopkQuantisedSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent; 1 to 2048, default 100.
+        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
+            ranks have sent, at most bfloat16 of every element; 1 to 2048, default None.
         bits: Bits per value; 2 to 8, default 4. The index takes 16 more.
         exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
@@ -66,6 +69,7 @@ class TopkQuantisedSettings(CodecSettings):
     sgd_only = True
     codec: Literal["topk_quantised"] = "topk_quantised"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     bits: int = Field(default=4, ge=2, le=8)
     exact: bool = False
 
@@ -79,10 +83,14 @@ class TopkQuantised(SegmentCodec):
     Attributes:
         bits: Bits per value.
         exact: Whether the threshold is exact instead of estimated.
+        scale: Factor of the round's ratio.
+        down: Codec of the reply; None for this one.
     """
 
     bits: int
     exact: bool = False
+    scale: float = 1.0
+    down: SegmentCodec | None = None
     name = NAME
     version = 1
 
@@ -93,7 +101,7 @@ class TopkQuantised(SegmentCodec):
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
-        share = share_of(round_.ratio, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
+        share = share_of(round_.ratio * self.scale, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
         taken = select(gradient, residual, share, exact=self.exact, flush=round_.flush)
         payloads = payloads_of(self.name, self.version, taken, offsets)
         if round_.flush:
@@ -151,8 +159,8 @@ class TopkQuantised(SegmentCodec):
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns this codec: the shard has a residual of its own."""
-        return self
+        """See `SegmentCodec`; if it is this codec, the shard has a residual of its own."""
+        return self if self.down is None else self.down
 
 
 def _blocks_of(counts: Tensor) -> Tensor:
@@ -161,9 +169,11 @@ def _blocks_of(counts: Tensor) -> Tensor:
     return blocks.repeat_interleave(counts.long())
 
 
-ENTRIES = (
-    CodecEntry(
-        settings=TopkQuantisedSettings,
-        make=lambda settings: TopkQuantised(bits=settings.bits, exact=settings.exact),
-    ),
-)
+def _made(settings: TopkQuantisedSettings) -> TopkQuantised:
+    up = TopkQuantised(bits=settings.bits, exact=settings.exact)
+    if settings.ratio_down is None:
+        return replace(up, down=Union())
+    return replace(up, down=replace(up, scale=settings.ratio_down / settings.ratio))
+
+
+ENTRIES = (CodecEntry(settings=TopkQuantisedSettings, make=_made),)

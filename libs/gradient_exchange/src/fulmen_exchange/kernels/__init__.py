@@ -26,6 +26,7 @@ __all__ = [
     "dgc_select",
     "feedback_select",
     "nearest",
+    "nonzero_select",
     "quantise",
     "sampled",
     "threshold_of",
@@ -58,6 +59,11 @@ def dgc_select(
     """Applies momentum correction, removes elements at or above the threshold, and masks. See `reference.dgc_select`."""
     kernels = _of(accumulated, velocity, gradient)
     return kernels.dgc_select(gradient, velocity, accumulated, momentum, nesterov, threshold)
+
+
+def nonzero_select(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the elements that are not zero. See `reference.nonzero_select`."""
+    return _of(values).nonzero_select(values)
 
 
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:

@@ -86,6 +86,18 @@ def dgc_select(
     return taken
 
 
+def nonzero_select(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the elements that are not zero, rounded to bfloat16; NaN is none of them.
+
+    Args:
+        values: float32 [n]; left as it is.
+
+    Returns:
+        See `feedback_select`.
+    """
+    return _sparse(values, (values.abs() > 0).nonzero().flatten())
+
+
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
     """Writes the update of SGD with momentum to `out`, as `torch.optim.SGD` without dampening.
 
