@@ -57,7 +57,7 @@ class ThreadLink:
         self.size = self.shards = len(meeting.slots)
         self._held: dict[SegmentCodec, Shard] = {}
         self._shard: Shard | None = None
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = self.up_bytes = self.down_bytes = 0
         self.late: Callable[[int], bool] = lambda _: False
         self.missing = False
         self.sums = 0
@@ -71,7 +71,13 @@ class ThreadLink:
         self.sums += 1
         values = self._meeting.all(self._place, torch.zeros_like(tensor) if self.missing else tensor.clone())
         tensor.copy_(sum(values[1:], start=values[0]))
-        self.sent_bytes += tensor.numel() * tensor.element_size()
+        self._count(up=tensor.numel() * tensor.element_size(), down=tensor.numel() * tensor.element_size())
+
+    def _count(self, *, up: int, down: int) -> None:
+        self.sent_bytes += up
+        self.up_bytes += up
+        self.received_bytes += down
+        self.down_bytes += down
 
     def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
@@ -92,11 +98,11 @@ class ThreadLink:
         found = {}
         for bucket, segments in payloads.items():
             messages = [wire.encode(payload) for payload in segments]
-            self.sent_bytes += sum(map(len, messages))
             sent = self._meeting.all(self._place, messages if on_time else None)
             mine = [wire.decode(of_rank[self._place]) for of_rank in sent if of_rank is not None]
             reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket))
             replies = self._meeting.all(self._place, wire.encode(reply))
+            self._count(up=sum(map(len, messages)), down=sum(map(len, replies)))
             found[bucket] = Sums(replies=[wire.decode(reply) for reply in replies], accepted=[on_time] * self.size)
         return found
 

@@ -62,7 +62,7 @@ class Exchanger:
         self._shown: dict[str, float] = {}
         self._events: list[str] = []
         self._costs = RoundCosts()
-        self._counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
+        self._counted = _counts_of(link)
 
     def _new_policy(self) -> Policy:
         return make_policy(
@@ -148,10 +148,9 @@ class Exchanger:
     def drain(self) -> ExchangeReport:
         """Returns the report since the last call; what is measured in a round appears with the next one."""
         link, costs = self._link, self._costs
-        counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
-        costs.sent_bytes, costs.received_bytes, costs.missed_sums = (
-            now - before for now, before in zip(counted, self._counted, strict=True)
-        )
+        counted = _counts_of(link)
+        for name, now in counted.items():
+            setattr(costs, name, now - self._counted[name])
         found = ExchangeReport(
             metrics=costs.metrics() | self._shown if costs.rounds else {}, events=tuple(self._events)
         )
@@ -191,6 +190,12 @@ class Exchanger:
             self._policy.restore(states[0]["policy"])
             self.number = states[0]["number"]
             self._measured = dict(states[mine[0]]["measured"]) if mine else {}
+
+
+def _counts_of(link: Link) -> dict[str, int]:
+    """Returns what a link counts, by the names of `RoundCosts`."""
+    names = ("sent_bytes", "received_bytes", "up_bytes", "down_bytes", "missed_sums")
+    return {name: getattr(link, name) for name in names}
 
 
 def _round_stats(number: int, report: GroupReport) -> RoundStats:

@@ -41,6 +41,8 @@ class RoundCosts:
     raw_bytes: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
     missed_sums: int = 0
     wait_s: float = 0.0
     encode_s: float = 0.0
@@ -58,13 +60,16 @@ class RoundCosts:
         return self
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics; the ratio is bytes of float32 per byte that this rank has sent."""
+        """Returns the metrics; the ratio is bytes of float32 there and back for each byte that went either way."""
+        moved = self.sent_bytes + self.received_bytes
         return {
             "exchange_rounds": float(self.rounds),
             "exchange_raw_bytes": float(self.raw_bytes),
             "exchange_sent_bytes": float(self.sent_bytes),
             "exchange_received_bytes": float(self.received_bytes),
-            "exchange_ratio": self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0,
+            "exchange_up_bytes": float(self.up_bytes),
+            "exchange_down_bytes": float(self.down_bytes),
+            "exchange_ratio": 2.0 * self.raw_bytes / moved if moved else 1.0,
             "exchange_missed_sums": float(self.missed_sums),
             "exchange_wait_seconds": self.wait_s,
             "exchange_encode_seconds": self.encode_s,

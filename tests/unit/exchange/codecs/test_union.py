@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.codecs.codec import BLOCK, PayloadInvalid, Round
 from fulmen_exchange.codecs.union import Union
 from tests.support.exchange.codec_cases import decoded, gradient, plainly_decoded, segment, through
-from fulmen_exchange import wire
 
 SPARSE = ("dgc", "topk", "topk_quantised")
 SIZE = 20 * BLOCK + 77

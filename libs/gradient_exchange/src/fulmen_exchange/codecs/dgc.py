@@ -15,7 +15,7 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
-from fulmen_exchange.codecs.sparse import MAX_RATIO, check, payloads_of, share_of
+from fulmen_exchange.codecs.sparse import MAX_RATIO, Taken, capped, check, payloads_of, sampled, share_of
 from fulmen_exchange.codecs.union import reply_of
 from fulmen_exchange.settings import CodecSettings
 
@@ -71,12 +71,26 @@ class Dgc(SegmentCodec):
             self.correct(state, gradient, 0, gradient)
             taken = kernels.feedback_select(gradient, accumulated, 0.0)
         else:
-            g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
-            # In the kernel's order of additions, so that the element at the threshold reaches it.
-            after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
-            threshold = kernels.threshold_of(after, share_of(round_.ratio))
-            taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+            taken = self._selected(gradient, velocity, accumulated, round_)
         return payloads_of(self.name, self.version, taken, offsets)
+
+    def _selected(self, gradient: Tensor, velocity: Tensor, accumulated: Tensor, round_: Round) -> Taken:
+        share = share_of(round_.ratio)
+        g, u, v = sampled(share, round_, gradient, velocity, accumulated)
+        # In the kernel's order of additions, so that the element at the threshold reaches it.
+        after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
+        threshold = kernels.threshold_of(after, share)
+        # Only equal magnitudes can be so many; what is then held back keeps its momentum.
+        are_many = int((after.abs() >= threshold).sum()) > 1.1 * max(1.0, share * after.numel())
+        before = velocity.clone() if are_many else velocity
+        taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+        taken, held_back = capped(taken, accumulated.numel(), share, round_)
+        if held_back is not None:
+            places, values = held_back
+            accumulated[places] += values
+            u, g = before[places], gradient[places]
+            velocity[places] = self.momentum * (u + g) if self.nesterov else self.momentum * u + g
+        return taken
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
         """See `BaseCodec`: writes the growth of v, so that the round is a step of SGD with momentum.

@@ -36,6 +36,7 @@ from fulmen_exchange.codecs.quantised import kind_of, pack, packed_count, unpack
 from fulmen_exchange.codecs.sparse import (
     COUNT_BYTES,
     KINDS,
+    blocks_of,
     check,
     check_indices,
     payloads_of,
@@ -102,7 +103,7 @@ class TopkQuantised(SegmentCodec):
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
         share = share_of(round_.ratio * self.scale, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
-        taken = select(gradient, residual, share, exact=self.exact, flush=round_.flush)
+        taken = select(gradient, residual, share, exact=self.exact, round_=round_)
         payloads = payloads_of(self.name, self.version, taken, offsets)
         if round_.flush:
             return payloads
@@ -115,7 +116,7 @@ class TopkQuantised(SegmentCodec):
         """Quantises the values of a sparse payload; the rounding error goes to the segment's residual."""
         counts, indices, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
         top = 2 ** (self.bits - 1)
-        blocks = _blocks_of(counts)
+        blocks = blocks_of(counts)
         largest = values.new_zeros(counts.numel()).scatter_reduce_(0, blocks, values.abs(), "amax")
         # Exact, since values are bfloat16 and `top` is a power of two.
         scales = (largest / top).bfloat16()
@@ -148,7 +149,7 @@ class TopkQuantised(SegmentCodec):
         check_finite(payload, scales.float() * 2 ** (self.bits - 1))
         if bool((scales <= 0).any()):
             raise PayloadInvalid(f"{self.name}: scale not positive")
-        blocks = _blocks_of(counts)
+        blocks = blocks_of(counts)
         multiples = unpack(packed, self.bits, out.new_zeros(indices.numel()))
         multiples += multiples >= 0
         steps = scales.float()[(filled.long().cumsum(0) - 1)[blocks]]
@@ -161,12 +162,6 @@ class TopkQuantised(SegmentCodec):
     def reply(self) -> SegmentCodec:
         """See `SegmentCodec`; if it is this codec, the shard has a residual of its own."""
         return self if self.down is None else self.down
-
-
-def _blocks_of(counts: Tensor) -> Tensor:
-    """Returns the block of each sent element: int64 [k]."""
-    blocks = counts.new_ones(counts.numel()).long().cumsum(0) - 1
-    return blocks.repeat_interleave(counts.long())
 
 
 def _made(settings: TopkQuantisedSettings) -> TopkQuantised:

@@ -28,19 +28,18 @@ __all__ = [
     "nearest",
     "nonzero_select",
     "quantise",
-    "sampled",
+    "sample_places",
     "threshold_of",
 ]
 
-SAMPLE = 100_000
-"""Elements, at most, from which a threshold is estimated."""
 _selector = KernelSelector()
 
 
-def sampled(tensor: Tensor) -> Tensor:
-    """Returns a strided view of at most about `SAMPLE` elements."""
-    # The stride is odd, to cover all columns of a matrix.
-    return tensor[:: max(1, tensor.numel() // SAMPLE) | 1]
+def sample_places(like: Tensor, share: float, seed: int) -> Tensor | None:
+    """Returns the places of elements to estimate a threshold from; None for all. See `sampling.places_of`."""
+    from fulmen_exchange.kernels import sampling
+
+    return sampling.places_of(like.numel(), share, seed=seed, device=like.device)
 
 
 def threshold_of(sample: Tensor, share: float) -> float:

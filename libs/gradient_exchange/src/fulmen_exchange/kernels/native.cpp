@@ -125,7 +125,7 @@ struct Taken {
   }
 };
 
-// Uniform in [0, 1), from an index and a seed; `_random` of the reference.
+// Uniform in [0, 1), from an index and a seed; `uniform` of the reference.
 float drawn(uint32_t place, uint32_t low, uint32_t high) {
   uint32_t x = (place ^ low) * 0x9E3779B1u + high;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -194,6 +194,16 @@ class GrpcLink:
         return sum(shard.received_bytes for shard in self._shards)
 
     @property
+    def up_bytes(self) -> int:
+        """See `Link`."""
+        return self.sent_bytes
+
+    @property
+    def down_bytes(self) -> int:
+        """See `Link`."""
+        return self.received_bytes
+
+    @property
     def next_round(self) -> int:
         """The round that `begin` begins; a joining rank needs the weights before it."""
         return self._round + 1

@@ -81,3 +81,11 @@ class Link(Protocol):
     @property
     def received_bytes(self) -> int:
         """Bytes received by this rank."""
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes that this rank has sent to be summed; half of what a ring sends."""
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of sums that this rank has received; half of what a ring receives."""

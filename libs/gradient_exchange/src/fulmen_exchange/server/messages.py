@@ -134,6 +134,7 @@ def round_(record: RoundRecord) -> pb.GetRoundResponse:
 def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.ShardStatus:
     """Encodes the status of a shard."""
     totals = machine.totals
+    moved = totals.received_bytes + totals.sent_bytes
     return pb.ShardStatus(
         terms=terms(machine.terms),
         membership_epoch=machine.members.epoch,
@@ -150,7 +151,7 @@ def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.Sh
         ],
         received_bytes=totals.received_bytes,
         sent_bytes=totals.sent_bytes,
-        ratio=totals.raw_bytes / totals.received_bytes if totals.received_bytes else 1.0,
+        ratio=2.0 * totals.raw_bytes / moved if moved else 1.0,
         sum_count=totals.sums,
         partial_sum_count=totals.partial_sums,
         bad_checksum_count=totals.bad_checksums,
