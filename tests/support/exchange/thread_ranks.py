@@ -15,7 +15,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import load_codecs
@@ -46,6 +46,7 @@ class ThreadLink:
         late: Says of a round whether this rank's payloads come too late.
         missing: Whether sums are made without this rank's tensors.
         sums: How many tensors were summed.
+        begun: How many rounds have begun.
         waves: Buckets that were exchanged at a time.
     """
 
@@ -61,10 +62,16 @@ class ThreadLink:
         self.late: Callable[[int], bool] = lambda _: False
         self.missing = False
         self.sums = 0
+        self.begun = 0
         self.waves: list[tuple[int, ...]] = []
+
+    def told(self, value: Any) -> list[Any]:
+        """Returns what all ranks tell."""
+        return list(self._meeting.all(self._place, value))
 
     def begin(self) -> None:
         """Nobody comes or goes."""
+        self.begun += 1
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds in the order of the ranks."""
@@ -72,6 +79,17 @@ class ThreadLink:
         values = self._meeting.all(self._place, torch.zeros_like(tensor) if self.missing else tensor.clone())
         tensor.copy_(sum(values[1:], start=values[0]))
         self._count(up=tensor.numel() * tensor.element_size(), down=tensor.numel() * tensor.element_size())
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """Adds what ranks have that are not late in this round."""
+        self.sums += 1
+        on_time = not self.late(self.begun)
+        given = None if not on_time else torch.zeros_like(tensor) if self.missing else tensor.clone()
+        values = [one for one in self._meeting.all(self._place, given) if one is not None]
+        tensor.copy_(sum(values[1:], start=values[0]))
+        self._count(up=tensor.numel() * tensor.element_size(), down=tensor.numel() * tensor.element_size())
+        factor = self.size / len(values)
+        return (QuorumSum(begin=0, end=tensor.numel(), accepted=on_time, factor=factor),)
 
     def _count(self, *, up: int, down: int) -> None:
         self.sent_bytes += up
@@ -103,7 +121,12 @@ class ThreadLink:
             reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket))
             replies = self._meeting.all(self._place, wire.encode(reply))
             self._count(up=sum(map(len, messages)), down=sum(map(len, replies)))
-            found[bucket] = Sums(replies=[wire.decode(reply) for reply in replies], accepted=[on_time] * self.size)
+            present = sum(of_rank is not None for of_rank in sent)
+            found[bucket] = Sums(
+                replies=[wire.decode(reply) for reply in replies],
+                accepted=[on_time] * self.size,
+                factors=[self.size / present] * self.size,
+            )
         return found
 
 

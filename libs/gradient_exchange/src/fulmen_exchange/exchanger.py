@@ -10,19 +10,22 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 
 from fulmen_exchange.bucket_sums import BucketSums
 from fulmen_exchange.codecs.codec import Round
 from fulmen_exchange.links.link import Link
-from fulmen_exchange.metrics import Energy, GroupReport, RankReport, RoundCosts, gather
+from fulmen_exchange.metrics import LARGEST, Energy, GroupReport, RankReport, RoundCosts, gather
 from fulmen_exchange.outer import decay_residuals
 from fulmen_exchange.policies.decision import PLAIN, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.residuals import ResidualsInvalid
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
+
+_log = structlog.get_logger()
 
 FORMAT = 2
 """Version of a stored state."""
@@ -127,6 +130,12 @@ class Exchanger:
         report = gather(own, self._names, self._link, self._device)
         self._costs.wait_s += perf_counter() - began
         self._shown |= {f"exchange_{name}": report.means[name] for name in SAMPLED if name in report.means}
+        if report.is_late and not norm <= LARGEST:
+            # The others did not wait for it, so it cannot make them skip the round.
+            _log.warning("exchange_late_gradients_not_finite", rank=self._link.rank, round=self.number + 1)
+            for tensor in tensors.values():
+                tensor.zero_()
+            return report
         limit = self._sums.local_clip
         if report.finite and limit is not None and norm > limit / self._link.size**0.5:
             for tensor in tensors.values():

@@ -155,6 +155,7 @@ class GroupReport:
         compute_s: Seconds of the slowest rank.
         present: Parameters with a gradient on any rank.
         means: Means by name, without those that no rank knew.
+        is_late: Whether the report of this rank came too late, which differs between ranks.
     """
 
     finite: bool
@@ -162,10 +163,11 @@ class GroupReport:
     compute_s: float
     present: frozenset[str]
     means: Mapping[str, float]
+    is_late: bool = False
 
 
 def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
-    """Sums the reports of all ranks.
+    """Sums the reports of all ranks, where the link has a quorum of those that are on time.
 
     Args:
         own: Report of this rank.
@@ -180,7 +182,7 @@ def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.devi
     means = [number for name in MEANS for number in (known.get(name, 0.0), float(name in known))]
     present = [float(name in own.present) for name in names]
     numbers = torch.tensor([float(not finite), *means, *norms, *seconds, *present], device=device)
-    link.all_reduce(numbers)
+    parts = link.sum_quorum(numbers)
     bad, *rest = numbers.tolist()
     means, rest = rest[: 2 * len(MEANS)], rest[2 * len(MEANS) :]
     return GroupReport(
@@ -189,4 +191,5 @@ def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.devi
         compute_s=max(rest[SLOTS : 2 * SLOTS]),
         present=frozenset(name for name, count in zip(names, rest[2 * SLOTS :], strict=True) if count),
         means={name: sum_ / count for name, sum_, count in zip(MEANS, means[0::2], means[1::2], strict=True) if count},
+        is_late=not all(part.accepted for part in parts),
     )

@@ -14,7 +14,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.ranks import Ranks
 
 SMALL_BYTES = 16 * 1024
@@ -65,6 +65,11 @@ class TorchLink:
         self.received_bytes += 2 * each_way
         self.up_bytes += each_way
         self.down_bytes += each_way
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """See `Link`: all ranks are waited for."""
+        self.all_reduce(tensor)
+        return (QuorumSum(begin=0, end=tensor.numel()),)
 
     def _sum_small(self, tensor: Tensor) -> None:
         """Sends a tensor to all ranks: one latency, where a ring takes 2 (N - 1)."""

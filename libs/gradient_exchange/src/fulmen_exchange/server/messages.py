@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_exchange.aggregator.effects import Chunk, JoinResult, Response, ResumePoint, RoundRecord
 from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.terms import SUM, CallTerms, StragglerPolicy, Terms
+from fulmen_exchange.aggregator.terms import QUORUM_SUM, SUM, CallTerms, StragglerPolicy, Terms
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 
 MAX_TEXT = 1000
@@ -89,7 +89,7 @@ def chunk_of(message: ReadChunk) -> Chunk:
             ratio=settings.ratio,
             seed=settings.seed,
             flush=settings.flush,
-            total_bytes=head.total_bytes if head.codec == SUM else 0,
+            total_bytes=head.total_bytes if head.codec in (SUM, QUORUM_SUM) else 0,
         ),
         offset=head.offset_bytes,
         total_bytes=head.total_bytes,
