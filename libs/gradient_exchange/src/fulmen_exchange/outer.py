@@ -39,7 +39,7 @@ class OuterState:
     velocity: Mapping[str, Tensor]
 
 
-class OuterLoop:
+class OuterSteps:
     """Counts local steps, computes pseudo-gradients and applies their averages. The caller exchanges them."""
 
     def __init__(self, settings: OuterLoopSettings) -> None:
