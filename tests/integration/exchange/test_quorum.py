@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
 from fulmen_exchange.links.settings import GrpcLinkSettings
+from fulmen_exchange.metrics import RankReport, gather
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import make_codec
@@ -80,3 +81,30 @@ async def test_a_rank_that_computes_slowly_holds_up_no_call_and_what_it_sends_la
     for same in (first, [*second, *late], third):
         assert all(torch.equal(a, b) for other in same[1:] for a, b in zip(same[0], other, strict=True))
     assert sum(trainer.link.missed_sums for trainer in trainers) == 0
+
+
+async def test_a_rank_that_leaves_between_the_statistics_of_a_round_and_its_sums_is_not_waited_for(site: Site) -> None:
+    trainers = await asyncio.gather(*(asyncio.to_thread(Trainer, site, rank, "topk") for rank in range(RANKS)))
+    *others, leaving = trainers
+
+    def leave() -> None:
+        leaving.link.begin()
+        report = RankReport(norm=1.0, compute_s=0.0, present=leaving.parameters.keys(), means={})
+        told = gather(report, list(leaving.parameters), leaving.link, torch.device("cpu"))
+        assert told.finite
+        leaving.link.close()
+
+    try:
+        calls = [asyncio.create_task(asyncio.to_thread(partial(each.step, 1.0))) for each in others]
+        await asyncio.gather(asyncio.to_thread(leave), *calls)
+        first = [call.result() for call in calls]
+        second = await asyncio.gather(*(asyncio.to_thread(partial(each.step, 1.0)) for each in others))
+    finally:
+        for trainer in trainers:
+            await asyncio.to_thread(trainer.link.kill)
+
+    for sums in (first, second):
+        assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+    assert [trainer.link.size for trainer in others] == [2, 2]
+    for gradient, *_ in (first[0], second[0]):
+        assert set(gradient.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0, 4.0}, "whole parts of two ranks in two rounds"

@@ -61,7 +61,9 @@ async def test_a_server_holds_no_more_shards_than_it_may(join: Join) -> None:
 async def test_a_server_holds_no_more_bytes_than_it_may(join: Join) -> None:
     rows = CHUNK_BYTES // 16  # at a ratio of 4 a byte for each element; its sum and residual take eight
     async with running(Site(limits=ExchangeLimits(max_held_bytes=26 * CHUNK_BYTES))) as site:
-        members = [await join(rank, targets=[site.target], rows=rows, link=HASTY, ratio_down=100.0) for rank in range(2)]
+        members = [
+            await join(rank, targets=[site.target], rows=rows, link=HASTY, ratio_down=100.0) for rank in range(2)
+        ]
         for number in range(1, 4):
             assert alike(*await exchanged(number, *members))
         # Buffers that are kept for the next round give way to those of another size.

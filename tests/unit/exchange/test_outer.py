@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.codecs.codec import BLOCK, RESIDUAL, Round
 from fulmen_exchange.codecs.sparse import Feedback
-from fulmen_exchange.outer import OuterSteps, OuterState, OuterStateInvalid, decay_residuals
+from fulmen_exchange.outer import OuterState, OuterStateInvalid, OuterSteps, decay_residuals
 from fulmen_exchange.settings import OuterLoopSettings
 from tests.support.exchange.codec_cases import segment
 

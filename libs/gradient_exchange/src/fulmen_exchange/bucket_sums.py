@@ -31,7 +31,7 @@ from fulmen_exchange.residuals import (
     ResidualsInvalid,
     assign,
     digest_of,
-    merge,
+    merge_finite,
     split,
 )
 from fulmen_exchange.settings import CodecSettings
@@ -339,7 +339,7 @@ class BucketSums:
                 raise ResidualsInvalid(f"unknown codec {key[0]!r} in the stored state")
             of_ranks = [[one for one in state if (one["codec"], one["bits"]) == key] for state in states]
             everyone = [one for entries in of_ranks for one in entries]
-            merged = merge((one["states"] for rank in mine for one in of_ranks[rank]), sizes)
+            merged = merge_finite((one["states"] for rank in mine for one in of_ranks[rank]), sizes)
             if key[0] == LATE:
                 self._restore_late(merged)
                 continue
@@ -347,7 +347,7 @@ class BucketSums:
             self._restore_states(memory, merged, everyone[0]["shared"])
             if isinstance(memory.codec, SegmentCodec):
                 memory.shard = self._link.use(memory.codec)
-                self._restore_shard(memory, memory.codec, merge((one["shard"] for one in everyone), sizes))
+                self._restore_shard(memory, memory.codec, merge_finite((one["shard"] for one in everyone), sizes))
 
     def _restore_states(self, memory: CodecMemory, merged: ParameterTensors, all_shared: Mapping[str, State]) -> None:
         for index, places in enumerate(self._places):
@@ -359,7 +359,9 @@ class BucketSums:
                 for name, tensor in shared.items():
                     if name not in target or target[name].numel() != tensor.numel():
                         raise ResidualsInvalid(f"{name} stored by another codec")
-                    target[name].copy_(tensor)
+                    # Otherwise it stays as new, on every rank.
+                    if bool(tensor.isfinite().all()):
+                        target[name].copy_(tensor)
 
     def _restore_late(self, merged: ParameterTensors) -> None:
         for index, places in enumerate(self._places):
