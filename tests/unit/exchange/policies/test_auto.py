@@ -104,7 +104,7 @@ def test_rounds_that_send_everything_are_not_measured():
 
 
 def test_dgc_is_only_chosen_with_the_optimiser_that_stands_it():
-    slow = Cluster(bytes_per_s=100 * MBIT)
+    slow = Cluster(bytes_per_s=200 * MBIT)
     with_sgd = play(policy_for(codec=DgcSettings, optimizer="sgd"), slow, rounds=40)
     assert with_sgd[-1].choice == CodecChoice(codec="dgc", ratio=100.0)
     for codec, optimizer in (
