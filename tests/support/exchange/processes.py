@@ -226,7 +226,9 @@ class _Taking:
             link: Settings of it.
             more: Settings of the codec.
         """
-        settings = settings_named(codec, **more)
+        # With a residual of the shard, which a server that is started again must have.
+        cut = {"ratio_down": 100.0} if codec == "topk" else {}
+        settings = settings_named(codec, **{**cut, **more})
         layout = layout_of(settings, shards, **({"rows": rows} if rows else {}))
         made = make_codec(settings)
         assert isinstance(made, SegmentCodec)
