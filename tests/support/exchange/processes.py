@@ -34,7 +34,7 @@ from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchan
 from fulmen_service_kit.rpc.server import build_server
 from fulmen_service_kit.security.tokens import TokenVerifier
 from tests.support.exchange.line import Line
-from tests.support.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
+from tests.support.exchange.world import RESIDUAL_AT_SHARD, RUN, Member, SampleSettings, layout_of, settings_named
 
 ANSWER_LIMIT_S = 120.0
 Response = dict[str, Any]
@@ -227,7 +227,7 @@ class _Taking:
             more: Settings of the codec.
         """
         # With a residual of the shard, which a server that is started again must have.
-        cut = {"ratio_down": 100.0} if codec == "topk" else {}
+        cut = RESIDUAL_AT_SHARD if codec == "topk" else {}
         settings = settings_named(codec, **{**cut, **more})
         layout = layout_of(settings, shards, **({"rows": rows} if rows else {}))
         made = make_codec(settings)
