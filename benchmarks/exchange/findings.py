@@ -147,7 +147,7 @@ def markdown(raw: Raw) -> str:
     heads = " | ".join(line.text for line, _ in widest)
     lines += [
         "",
-        f"| {most} ranks: exchange's share of a step, CPU seconds, MB sent, for each rank and step | {heads} |",
+        f"| {most} ranks: exchange's share of a step, CPU seconds, MB up + down = both, for each rank and step | {heads} |",
         "|---|" + "---|" * len(widest),
     ]
     for name in names:
@@ -196,8 +196,19 @@ def _cell(seen: Raw | None, key: str) -> str:
 def _costs(seen: Raw | None) -> str:
     if seen is None:
         return ""
-    megabytes = seen["sent_bytes"] / 1e6
-    return f"{100 * seen['exchange_share']:.0f} %, {seen['cpu_s']['median']:.2g} s, {megabytes:.3g}"
+    up, down = (each / 1e6 for each in ways(seen))
+    moved = f"{up:.3g} + {down:.3g} = {up + down:.3g}"
+    return f"{100 * seen['exchange_share']:.0f} %, {seen['cpu_s']['median']:.2g} s, {moved}"
+
+
+def ways(seen: Raw) -> tuple[float, float]:
+    """Returns the bytes of a rank and step that go up, to be summed, and those of sums that come down.
+
+    Those of a ring, and of contenders that do not tell, are half of what they send each.
+    """
+    figures = seen.get("figures", {})
+    half = seen["sent_bytes"] / 2
+    return figures.get("exchange_up_bytes", half), figures.get("exchange_down_bytes", half)
 
 
 def _stands(raw: Raw) -> Iterator[tuple[Line, int, Raw]]:

@@ -63,9 +63,15 @@ class Timed:
     moved: float = 0.0
 
 
+def sampled(tensor: Tensor, share: float) -> Tensor:
+    """Returns the elements from which a threshold is estimated."""
+    places = kernels.sample_places(tensor, share, 1)
+    return tensor if places is None else tensor[places]
+
+
 def topk_encode(of: Kernels, gradient: Tensor, residual: Tensor, share: float) -> object:
     """Encodes as the codec `topk` does."""
-    threshold = of.threshold_of(kernels.sampled(residual) + kernels.sampled(gradient), share)
+    threshold = of.threshold_of(sampled(residual, share) + sampled(gradient, share), share)
     return of.feedback_select(gradient, residual, threshold)
 
 
@@ -73,7 +79,7 @@ def functions(of: Kernels, by: str, gradient: Tensor, states: Sequence[Tensor]) 
     """Lists the functions of one implementation."""
     one, other = states
     share = SHARES["1 %"]
-    threshold = of.threshold_of(kernels.sampled(gradient), share)
+    threshold = of.threshold_of(sampled(gradient, share), share)
     sparse = of.feedback_select(gradient, torch.zeros_like(gradient), threshold)
     calls: dict[str, tuple[Callable[[], object], list[Tensor], float]] = {
         **{

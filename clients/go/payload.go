@@ -55,6 +55,8 @@ func decode(data []byte, e expected) ([]element, error) {
 		dense, ok = whole(parts, e.size)
 	case "topk", "dgc":
 		dense, ok = sparse(parts, e.size)
+	case "union":
+		dense, ok = union(parts, e.size)
 	case "qsgd", "double_quantization":
 		dense, ok = quantised(parts, e.size, e.bits)
 	case "topk_quantised":
@@ -224,6 +226,14 @@ func whole(parts []part, size int) ([]element, bool) {
 		found[i] = element{float64(i), value}
 	}
 	return found, true
+}
+
+// union reads the sum of what ranks have sent: without places where these would take more bytes.
+func union(parts []part, size int) ([]element, bool) {
+	if areOf(parts, bfloat16Kind) {
+		return whole(parts, size)
+	}
+	return sparse(parts, size)
 }
 
 func sparse(parts []part, size int) ([]element, bool) {

@@ -19,7 +19,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 
 Result = TypeVar("Result")
 
@@ -70,8 +70,8 @@ class LocalLink:
         self.size = self.shards = meeting.size
         self._shards: dict[SegmentCodec, Shard] = {}
         self._shard: Shard | None = None
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = 0
+        self.up_bytes = self.down_bytes = 0
 
     def begin(self) -> None:
         """Ranks neither come nor go."""
@@ -82,9 +82,16 @@ class LocalLink:
         tensor.copy_(first)
         for other in others:
             tensor += other
-        moved = 2 * (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
-        self.sent_bytes += moved
-        self.received_bytes += moved
+        each_way = (self.size - 1) * tensor.numel() * tensor.element_size() // self.size
+        self.sent_bytes += 2 * each_way
+        self.received_bytes += 2 * each_way
+        self.up_bytes += each_way
+        self.down_bytes += each_way
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """See `Link`; all ranks are waited for."""
+        self.all_reduce(tensor)
+        return (QuorumSum(begin=0, end=tensor.numel()),)
 
     def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
@@ -100,10 +107,14 @@ class LocalLink:
         assert self._shard is not None
         found = {}
         for bucket, segments in payloads.items():
+            sent = self.sent_bytes
             collected = self._all_to_all([wire.encode(payload) for payload in segments])
+            self.up_bytes += self.sent_bytes - sent
+            received = self.received_bytes
             as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
             reply = wire.encode(self._shard.reduce(bucket, [wire.decode(data) for data in collected], as_shard))
             replies = self._all_to_all([reply] * self.size)
+            self.down_bytes += self.received_bytes - received
             found[bucket] = Sums(replies=[wire.decode(data) for data in replies], accepted=[True] * self.size)
         return found
 

@@ -119,6 +119,13 @@ class Payload {
     return parts_[0];
   }
 
+  // Reads the sum of what ranks have sent: without places where these would take more bytes.
+  Numbers Union() const {
+    if (parts_.size() != 1) return Sparse();
+    NeedKinds({PayloadPart::KIND_BFLOAT16});
+    return Whole();
+  }
+
   Numbers Sparse() const {
     NeedKinds({PayloadPart::KIND_INT16, PayloadPart::KIND_INT16, PayloadPart::KIND_BFLOAT16});
     const auto where = Elements(parts_[0], parts_[1]);
@@ -226,6 +233,7 @@ std::vector<float> Decode(std::string_view data, const Expected& expected) {
   const auto& codec = expected.codec;
   if (codec == kAsTheyAre) return payload.Whole();
   if (codec == "topk" || codec == "dgc") return payload.Sparse();
+  if (codec == "union") return payload.Union();
   if (codec == "qsgd" || codec == "double_quantization") return payload.Quantised();
   if (codec == "topk_quantised") return payload.SparseQuantised();
   throw std::invalid_argument("no such codec: " + codec);

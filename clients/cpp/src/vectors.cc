@@ -20,9 +20,8 @@ std::string Bytes(const std::string& hexadecimal) {
 Expected ExpectedOf(const json& file, const json& one, int size) {
   const bool up = one.at("way") == "up";
   const json& settings = one.at("settings");
-  std::string codec = file.at("codec");
   return {
-      .codec = codec == "dgc" && !up ? "topk" : codec,
+      .codec = one.at("codec"),
       .version = file.at("version"),
       .size = size,
       .bits = settings.value("bits", settings.value(up ? "bits_up" : "bits_down", 0)),

@@ -144,6 +144,13 @@ function whole({ size, parts }: Payload): Element[] {
   return parts[0].numbers.map((value, place) => [place, value]);
 }
 
+/** Reads the sum of what ranks have sent: without places where these would take more bytes. */
+function union(payload: Payload): Element[] {
+  if (payload.parts.length !== 1) return sparse(payload);
+  numbersOf(payload.parts, Kind.KIND_BFLOAT16);
+  return whole(payload);
+}
+
 function sparse({ size, parts }: Payload): Element[] {
   const [counts, places, values] = numbersOf(parts, Kind.KIND_INT16, Kind.KIND_INT16, Kind.KIND_BFLOAT16);
   need(values.length === places.length, "number of values");
@@ -187,6 +194,7 @@ const DECODERS: Record<string, (payload: Payload, bits: number) => Element[]> = 
   sum: whole,
   topk: sparse,
   dgc: sparse,
+  union,
   qsgd: quantised,
   double_quantization: quantised,
   topk_quantised: sparseQuantised,

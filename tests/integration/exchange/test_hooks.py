@@ -103,7 +103,7 @@ def test_dgc_takes_the_published_steps_bit_for_bit(run: Run) -> None:
     settings = settings_of("dgc", ratio=ratio, momentum=momentum, clip=1e9, policy=AT_ONCE)
     of_ranks = run(2, hook_ranks.give, settings, gradients, {"find_unused_parameters": True})
     flat = [[np.concatenate([one.ravel() for one in of_rank]) for of_rank in step] for step in gradients]
-    for step, expected in enumerate(published_steps(flat, ratio, momentum, cut=2 * 4096)):
+    for step, expected in enumerate(published_steps(flat, ratio, momentum)):
         assert all(np.array_equal(found[step], expected) for found in of_ranks), step
 
 
@@ -117,30 +117,22 @@ def largest(ratio: float) -> Callable[[Any], Any]:
     return chosen
 
 
-def published_steps(gradients: list[list[Any]], ratio: float, momentum: float, *, cut: int) -> Iterator[Any]:
+def published_steps(gradients: list[list[Any]], ratio: float, momentum: float) -> Iterator[Any]:
     """Yields the weights after each step of DGC between ranks, float32: each sends a part of its share of the average.
 
-    One shard sums the elements up to the cut, another one the rest; each sends the largest of its sum and of what it had
-    kept back.
+    All that any rank has sent is applied, rounded to bfloat16.
     """
     size = gradients[0][0].size
     states = [(np.zeros(size, np.float32), np.zeros(size, np.float32)) for _ in gradients[0]]
-    kept, weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    weights = np.zeros(size, np.float32)
     for of_ranks in gradients:
-        total = kept
-        kept = np.zeros(size, np.float32)
+        total = np.zeros(size, np.float32)
         for rank, gradient in enumerate(of_ranks):
             share = gradient / np.float32(len(of_ranks))
             u, v, out = published(*states[rank], share, momentum, nesterov=False, sent=largest(ratio))
             states[rank] = u, v.astype(np.float32)
-            kept += out.astype(np.float32)
-        total = total + kept
-        sent = np.zeros(size, np.float32)
-        for segment in (slice(0, cut), slice(cut, size)):
-            chosen = largest(ratio)(total[segment])
-            sent[segment] = np.where(chosen, bfloat16(total[segment]), 0.0)
-        kept = total - sent
-        weights = weights - sent
+            total += out.astype(np.float32)
+        weights = weights - bfloat16(total).astype(np.float32)
         yield weights
 
 
@@ -231,7 +223,7 @@ def test_the_policy_is_told_of_progress(run: Run) -> None:
 def test_what_cannot_have_the_hook_is_refused_with_what_to_do_instead(run: Run) -> None:
     said = run(1, hook_ranks.refusals)[0]
     for name, wanted in {
-        "fsdp2": "train with DistributedDataParallel",
+        "fsdp2": "use register_fsdp2 between copies",
         "no ddp": "Layers is not wrapped in DistributedDataParallel",
         "link": "kind torch",
         "outer": "DDP sums the gradients of every step",

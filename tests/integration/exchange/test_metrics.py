@@ -105,7 +105,7 @@ async def test_who_is_silent_is_counted_as_removed_and_a_forgotten_shard_is_show
 
 async def test_a_residual_that_a_restart_has_lost_is_counted(join: Join) -> None:
     async with running(Site()) as site:
-        members = [await join(rank, targets=[site.target]) for rank in range(2)]
+        members = [await join(rank, targets=[site.target], ratio_down=100.0) for rank in range(2)]
         await exchange(members, 1)
         await site.stop()
         await site.start()

@@ -61,7 +61,9 @@ async def test_a_server_holds_no_more_shards_than_it_may(join: Join) -> None:
 async def test_a_server_holds_no_more_bytes_than_it_may(join: Join) -> None:
     rows = CHUNK_BYTES // 16  # at a ratio of 4 a byte for each element; its sum and residual take eight
     async with running(Site(limits=ExchangeLimits(max_held_bytes=26 * CHUNK_BYTES))) as site:
-        members = [await join(rank, targets=[site.target], rows=rows, link=HASTY) for rank in range(2)]
+        members = [
+            await join(rank, targets=[site.target], rows=rows, link=HASTY, ratio_down=100.0) for rank in range(2)
+        ]
         for number in range(1, 4):
             assert alike(*await exchanged(number, *members))
         # Buffers that are kept for the next round give way to those of another size.
@@ -74,7 +76,7 @@ async def test_a_server_holds_no_more_bytes_than_it_may(join: Join) -> None:
         assert site.shard().held_bytes <= 26 * CHUNK_BYTES
 
         with pytest.raises(ExchangeFailed, match=r"no memory for a shard of \d+ bytes.*EXCHANGE_MAX_HELD_BYTES"):
-            await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=3 * rows, link=HASTY)
+            await join(0, of=2, run=OTHER_RUN, targets=[site.target], rows=3 * rows, link=HASTY, ratio_down=100.0)
         assert alike(*await exchanged(5, *members))
         for member in members:
             await asyncio.to_thread(member.link.kill)
@@ -101,7 +103,7 @@ async def test_the_sums_that_a_member_may_ask_for_again_are_counted(join: Join) 
 async def test_a_shard_whose_sums_and_residuals_would_not_fit_is_refused_when_a_rank_joins(join: Join) -> None:
     async with running(Site(limits=ExchangeLimits(max_held_bytes=2**20))) as site:
         with pytest.raises(ExchangeFailed, match=r"no memory for a shard of \d+ bytes.*MAX_HELD_BYTES"):
-            await join(0, of=1, targets=[site.target], rows=2**17 // 16 + 1)
+            await join(0, of=1, targets=[site.target], rows=2**17 // 16 + 1, ratio_down=100.0)
         assert not site.servicer.held()
 
 

@@ -28,7 +28,7 @@ from fulmen_exchange.aggregator.terms import (
 SIZE = 5000
 TERMS = Terms(
     world_size=2, shard=0, shard_count=1, layout_digest="layout", codec="topk", codec_version=1,
-    settings_json='{"codec": "topk"}', segment_sizes=(SIZE,),
+    settings_json='{"codec": "topk", "ratio_down": 100}', segment_sizes=(SIZE,),
     patience=StragglerPolicy(quorum=0.75, min_wait_s=0.5, max_wait_s=8.0, straggler_timeout_s=60.0, lease_s=10.0),
 )  # fmt: skip
 PLAIN = CallTerms(bucket=0, codec=SUM, codec_version=1, number=0, ratio=1.0, seed=0, flush=False, total_bytes=4)

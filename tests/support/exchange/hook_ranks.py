@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fulmen_exchange import hooks
+from fulmen_exchange.errors import HookUnsupported
 from fulmen_exchange.hooks import ExchangeHook
 from fulmen_exchange.ranks import StepInfo
 from fulmen_exchange.registry import load_codecs
@@ -325,6 +326,6 @@ def refusals(_: int) -> dict[str, str]:
     for name, (model, settings, optimizer) in tried.items():
         try:
             hooks.register(model, settings, optimizer=optimizer, seed=0)
-        except hooks.HookUnsupported as error:
+        except HookUnsupported as error:
             found[name] = str(error)
     return found

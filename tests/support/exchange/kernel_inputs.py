@@ -44,6 +44,7 @@ def results(
     taken = of.feedback_select(gradient, residual, threshold)
     sparse_sum = state.clone()
     of.add_sparse(*taken, sparse_sum)
+    nonzero = of.nonzero_select(gradient)
     of_two_rounds = [
         part
         for _ in range(2)
@@ -60,6 +61,7 @@ def results(
     of.add_quantised(nearest, -steps, left, bits=bits, block=block)
     return (
         *(*taken, residual, sparse_sum),
+        *(*nonzero, gradient.clone()),
         *(*of_two_rounds, velocity, accumulated),
         *(first, second, momentum),
         *(packed, scales, quantised_sum),

@@ -34,7 +34,7 @@ from fulmen_exchange.server.servicer import GradientExchangeServicer, add_exchan
 from fulmen_service_kit.rpc.server import build_server
 from fulmen_service_kit.security.tokens import TokenVerifier
 from tests.support.exchange.line import Line
-from tests.support.exchange.world import RUN, Member, SampleSettings, layout_of, settings_named
+from tests.support.exchange.world import RESIDUAL_AT_SHARD, RUN, Member, SampleSettings, layout_of, settings_named
 
 ANSWER_LIMIT_S = 120.0
 Response = dict[str, Any]
@@ -226,7 +226,9 @@ class _Taking:
             link: Settings of it.
             more: Settings of the codec.
         """
-        settings = settings_named(codec, **more)
+        # With a residual of the shard, which a server that is started again must have.
+        cut = RESIDUAL_AT_SHARD if codec == "topk" else {}
+        settings = settings_named(codec, **{**cut, **more})
         layout = layout_of(settings, shards, **({"rows": rows} if rows else {}))
         made = make_codec(settings)
         assert isinstance(made, SegmentCodec)

@@ -13,7 +13,7 @@ from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec, State
 from fulmen_exchange.registry import make_codec
 from tests.support.exchange.processes import Response, digest_of, seeded_gradient
-from tests.support.exchange.world import ROWS, layout_of, settings_named
+from tests.support.exchange.world import RESIDUAL_AT_SHARD, ROWS, layout_of, settings_named
 
 
 class Reference:
@@ -26,7 +26,7 @@ class Reference:
     """
 
     def __init__(self, *, rows: int = ROWS + 3, codec: str = "topk", seed: int = 0) -> None:
-        settings = settings_named(codec)
+        settings = settings_named(codec, **(RESIDUAL_AT_SHARD if codec == "topk" else {}))
         made = make_codec(settings)
         assert isinstance(made, SegmentCodec)
         self._codec = made

@@ -15,7 +15,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import load_codecs
@@ -46,6 +46,7 @@ class ThreadLink:
         late: Says of a round whether this rank's payloads come too late.
         missing: Whether sums are made without this rank's tensors.
         sums: How many tensors were summed.
+        begun: How many rounds have begun.
         waves: Buckets that were exchanged at a time.
     """
 
@@ -57,21 +58,44 @@ class ThreadLink:
         self.size = self.shards = len(meeting.slots)
         self._held: dict[SegmentCodec, Shard] = {}
         self._shard: Shard | None = None
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = self.up_bytes = self.down_bytes = 0
         self.late: Callable[[int], bool] = lambda _: False
         self.missing = False
         self.sums = 0
+        self.begun = 0
         self.waves: list[tuple[int, ...]] = []
+
+    def told(self, value: Any) -> list[Any]:
+        """Returns what all ranks tell."""
+        return list(self._meeting.all(self._place, value))
 
     def begin(self) -> None:
         """Nobody comes or goes."""
+        self.begun += 1
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Adds in the order of the ranks."""
         self.sums += 1
         values = self._meeting.all(self._place, torch.zeros_like(tensor) if self.missing else tensor.clone())
         tensor.copy_(sum(values[1:], start=values[0]))
-        self.sent_bytes += tensor.numel() * tensor.element_size()
+        self._count(up=tensor.numel() * tensor.element_size(), down=tensor.numel() * tensor.element_size())
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """Adds what ranks have that are not late in this round."""
+        self.sums += 1
+        on_time = not self.late(self.begun)
+        given = None if not on_time else torch.zeros_like(tensor) if self.missing else tensor.clone()
+        values = [one for one in self._meeting.all(self._place, given) if one is not None]
+        tensor.copy_(sum(values[1:], start=values[0]))
+        self._count(up=tensor.numel() * tensor.element_size(), down=tensor.numel() * tensor.element_size())
+        factor = self.size / len(values)
+        return (QuorumSum(begin=0, end=tensor.numel(), accepted=on_time, factor=factor),)
+
+    def _count(self, *, up: int, down: int) -> None:
+        self.sent_bytes += up
+        self.up_bytes += up
+        self.received_bytes += down
+        self.down_bytes += down
 
     def supports(self, codec: SegmentCodec) -> bool:
         """Takes payloads of any codec."""
@@ -92,12 +116,17 @@ class ThreadLink:
         found = {}
         for bucket, segments in payloads.items():
             messages = [wire.encode(payload) for payload in segments]
-            self.sent_bytes += sum(map(len, messages))
             sent = self._meeting.all(self._place, messages if on_time else None)
             mine = [wire.decode(of_rank[self._place]) for of_rank in sent if of_rank is not None]
             reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket))
             replies = self._meeting.all(self._place, wire.encode(reply))
-            found[bucket] = Sums(replies=[wire.decode(reply) for reply in replies], accepted=[on_time] * self.size)
+            self._count(up=sum(map(len, messages)), down=sum(map(len, replies)))
+            present = sum(of_rank is not None for of_rank in sent)
+            found[bucket] = Sums(
+                replies=[wire.decode(reply) for reply in replies],
+                accepted=[on_time] * self.size,
+                factors=[self.size / present] * self.size,
+            )
         return found
 
 

@@ -31,6 +31,8 @@ RUN, OTHER_RUN = "projects/default/trainingRuns/1", "projects/default/trainingRu
 LEASE_S = 3600.0
 LIMIT_S = 30.0
 ROWS = 3 * BLOCK // 16
+RESIDUAL_AT_SHARD = {"ratio_down": 100.0}
+"""Settings of `topk` with which shards keep what they do not send."""
 
 
 class SampleSettings(KeyHolderSettings):

@@ -186,6 +186,15 @@ def test_claims_compare_medians_with_their_goals(raw: dict[str, Any]) -> None:
     assert len(above) == 2
 
 
+def test_the_table_has_bytes_up_down_and_both(raw: dict[str, Any]) -> None:
+    figures = raw["1gbit"]["4"]["contenders"][DGC.name]["figures"]
+    figures |= {"exchange_up_bytes": 1.5e6, "exchange_down_bytes": 4e6}
+    table = findings.markdown(raw)
+    assert "1.5 + 4 = 5.5" in table
+    peer = raw["1gbit"]["4"]["contenders"][DDP_BF16.name]["sent_bytes"] / 2e6
+    assert f"{peer:.3g} + {peer:.3g} = {2 * peer:.3g}" in table
+
+
 def test_ranks_that_differ_are_seen(raw: dict[str, Any]) -> None:
     raw["1gbit"]["4"]["contenders"][DGC.name]["weights_equal"] = False
     [claim] = [c for c in findings.claims(raw) if c["name"].startswith("1 Gbit/s, 4") and "bits" in str(c["name"])]

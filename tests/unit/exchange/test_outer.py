@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.codecs.codec import BLOCK, RESIDUAL, Round
 from fulmen_exchange.codecs.sparse import Feedback
-from fulmen_exchange.outer import OuterLoop, OuterState, OuterStateInvalid, decay_residuals
+from fulmen_exchange.outer import OuterState, OuterStateInvalid, OuterSteps, decay_residuals
 from fulmen_exchange.settings import OuterLoopSettings
 from tests.support.exchange.codec_cases import segment
 
@@ -33,7 +33,7 @@ class Ranks:
         self.start = rng.normal(size=SIZE)
         self.outer, self.ratio, self.number = outer, ratio, 0
         self.weights = [{"w": torch.tensor(self.start, dtype=torch.float32)} for _ in range(RANKS)]
-        self.loops = [OuterLoop(outer) for _ in range(RANKS)]
+        self.loops = [OuterSteps(outer) for _ in range(RANKS)]
         for loop, weights in zip(self.loops, self.weights, strict=True):
             loop.begin(weights)
         self.codec = Feedback(name="topk", exact=True)
@@ -113,7 +113,7 @@ def test_what_is_kept_back_is_beta_of_what_was_and_what_came_less_what_was_sent(
 
 
 def test_an_exchange_is_due_after_so_many_steps_and_counts_from_the_last_one():
-    loop = OuterLoop(settings_of(steps=2))
+    loop = OuterSteps(settings_of(steps=2))
     loop.begin({"w": torch.zeros(3)})
     due = []
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_an_exchange_is_due_after_so_many_steps_and_counts_from_the_last_one():
 
 
 def test_weights_of_16_bits_are_moved_from_an_anchor_of_32():
-    loop, weights = OuterLoop(settings_of(steps=1)), {"w": torch.ones(2, dtype=torch.bfloat16)}
+    loop, weights = OuterSteps(settings_of(steps=1)), {"w": torch.ones(2, dtype=torch.bfloat16)}
     loop.begin(weights)
     for _ in range(8):
         # A step of 2^-10 alone is lost in bfloat16, whose next number below 1 is 2^-8 away.
@@ -135,7 +135,7 @@ def test_weights_of_16_bits_are_moved_from_an_anchor_of_32():
 
 
 def test_a_state_of_other_parameters_or_settings_is_refused_and_changes_nothing():
-    loop = OuterLoop(settings_of(momentum=0.9))
+    loop = OuterSteps(settings_of(momentum=0.9))
     loop.begin({"a": torch.ones(2), "b": torch.ones(2)})
     tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
     for anchor, velocity in (

@@ -91,7 +91,7 @@ def test_a_parameter_without_gradient_on_any_rank_has_one_only_if_something_of_i
 
     kept_back = codec == "topk"
     expected = [[0, 1], [0, 1] if kept_back else [0, 1, 2], [], [1] if kept_back else [0, 1]]
-    assert on_ranks(work, codec) == [expected] * WORLD
+    assert on_ranks(work, codec, full_sync_every=4) == [expected] * WORLD
 
 
 def test_weights_of_any_shape_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +157,45 @@ def test_a_round_in_which_everything_is_sent_leaves_nothing_behind() -> None:
         assert float((got - wanted).norm() / wanted.norm()) < 1e-2
 
 
-def test_what_came_too_late_is_sent_later() -> None:
+@pytest.mark.parametrize("codec", ["topk", "qsgd", "double_quantization"])
+def test_what_came_too_late_is_sent_later_and_a_sum_is_divided_by_those_who_are_in_it(codec: str) -> None:
     def work(rank: Rank) -> tuple[Tensor, Tensor]:
         rank.link.late = lambda number: rank.number == 1 and number == 2
         sums = [rank.reduce(number) for number in (1, 2, 3)]
+        # The second sum has the parts of all ranks but one, and is as large as that of all would be.
+        sums[1] *= (WORLD - 1) / WORLD
         return torch.stack(sums).sum(0), sum((rank.plain_sum(n) for n in (1, 2, 3)), start=torch.zeros(1))
 
-    [(got, wanted), *others] = on_ranks(work, "topk", full_sync_every=3)
-    assert float((got - wanted).norm() / wanted.norm()) < 1e-2
+    [(got, wanted), *others] = on_ranks(work, codec, full_sync_every=3)
+    assert float((got - wanted).norm() / wanted.norm()) < 3e-2
     assert all(torch.equal(got, other) for other, _ in others)
+
+
+@pytest.mark.parametrize("codec", ["topk", "qsgd"])
+def test_gradients_of_a_late_rank_that_are_not_finite_reach_neither_the_others_nor_its_residual(codec: str) -> None:
+    def work(rank: Rank) -> Tensor:
+        rank.link.late = lambda number: rank.number == 1 and number == 2
+        rank.reduce(1)
+        for parameter, gradient in zip(rank.parameters.values(), rank.gradients(2), strict=True):
+            parameter.grad = gradient * float("nan") if rank.number == 1 else gradient
+        return torch.stack([rank.reduced(), rank.reduce(3), rank.reduce(4)])
+
+    first, *others = on_ranks(work, codec)
+    assert bool(first.isfinite().all())
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_what_came_too_late_is_part_of_a_checkpoint() -> None:
+    def work(rank: Rank) -> tuple[Tensor, Tensor]:
+        rank.link.late = lambda number: rank.number == 1 and number == 2
+        sums = [rank.reduce(1), rank.reduce(2) * (WORLD - 1) / WORLD]
+        states = rank.link.told(rank.reducer.state())
+        rank.reducer.restore(states)
+        sums.append(rank.reduce(3))
+        return torch.stack(sums).sum(0), sum((rank.plain_sum(n) for n in (1, 2, 3)), start=torch.zeros(1))
+
+    for got, wanted in on_ranks(work, "qsgd"):
+        assert float((got - wanted).norm() / wanted.norm()) < 3e-2
 
 
 def test_a_rank_whose_part_was_missed_has_the_same_gradients_as_all_others() -> None:

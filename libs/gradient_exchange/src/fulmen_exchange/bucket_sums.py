@@ -31,13 +31,15 @@ from fulmen_exchange.residuals import (
     ResidualsInvalid,
     assign,
     digest_of,
-    merge,
+    merge_finite,
     split,
 )
 from fulmen_exchange.settings import CodecSettings
 
 WAVE_BYTES = 8 * 2**20
 """Approximate bytes of payloads exchanged at a time: large enough to amortise latency, small enough to save memory."""
+LATE = "late"
+"""Name, beside those of codecs in a stored state, of what was sent too late and no codec keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,10 +88,13 @@ class BucketSums:
         self._flat = torch.empty(self._begins[-1], dtype=torch.float32, device=like.device)
         self._costs = RoundCosts()
         self._lapped = 0.0
+        # By bucket, what this rank sent too late and no codec keeps: it is added in the next round.
+        self._late: dict[int, Tensor] = {}
         self.codec_memories = {self._own: CodecMemory(codec=make_codec(settings))}
 
     def forget(self) -> None:
         """Resets all states."""
+        self._late.clear()
         for memory in self.codec_memories.values():
             if memory.shard is not None:
                 memory.shard.states.clear()
@@ -136,7 +141,7 @@ class BucketSums:
             for index in range(len(self._layout.buckets)):
                 self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
         if self._places[-1]:
-            self._all_reduce(self._filled(len(self._layout.buckets), tensors, None).flat)
+            self._sum_uncompressed(self._filled(len(self._layout.buckets), tensors, None))
         self._write_back(tensors, present)
         self._lap("decode_s")
         self._costs.raw_bytes += self._flat.numel() * 4
@@ -161,7 +166,21 @@ class BucketSums:
         if carrier is not own and index in own.dirty:
             own.codec.release(bucket.flat, own.states[index])
             own.dirty.remove(index)
+        if index in self._late:
+            bucket.flat.add_(self._late.pop(index))
         return bucket
+
+    def _sum_uncompressed(self, bucket: Bucket) -> None:
+        self._lap("encode_s")
+        own = bucket.flat.clone()
+        for part in self._link.sum_quorum(bucket.flat):
+            if not part.accepted:
+                self._late_of(bucket)[part.begin : part.end] += own[part.begin : part.end]
+            _scale(bucket.flat[part.begin : part.end], part.factor)
+        self._lap("transfer_s")
+
+    def _late_of(self, bucket: Bucket) -> Tensor:
+        return self._late.setdefault(bucket.index, torch.zeros_like(bucket.flat))
 
     def _reduce(
         self, memory: CodecMemory, codec: LinearCodec, bucket: Bucket, round_: Round, energy: Energy | None
@@ -236,10 +255,14 @@ class BucketSums:
         for index, sums in found.items():
             bucket = self._bucket(index)
             for payload, begin, taken in zip(payloads[index], bucket.offsets, sums.accepted, strict=False):
-                if not taken:
+                if not taken and codec.residual_name is None:
+                    codec.add(payload, self._late_of(bucket)[begin : begin + payload.size])
+                elif not taken:
                     codec.credit(payload, memory.states[index], begin)
             bucket.flat.zero_()
             _add(codec.reply(), sums.replies, bucket.offsets, bucket.flat)
+            for factor, (left, right) in zip(sums.factors, pairwise(bucket.offsets), strict=False):
+                _scale(bucket.flat[left:right], factor)
         self._lap("decode_s")
 
     def _write_back(self, tensors: dict[str, Tensor], present: frozenset[str]) -> None:
@@ -289,6 +312,11 @@ class BucketSums:
                 found.append(
                     {"codec": name, "bits": bits, "states": own_slices, "shared": shared_tensors, "shard": of_shard}
                 )
+        late: ParameterSlices = {}
+        for index, tensor in self._late.items():
+            late |= split(self._places[index], {LATE: tensor})
+        if late:
+            found.append({"codec": LATE, "bits": 0, "states": late, "shared": {}, "shard": {}})
         return found
 
     def restore(self, states: Sequence[Sequence[dict[str, Any]]], *, mine: Sequence[int]) -> None:
@@ -307,16 +335,19 @@ class BucketSums:
         self.forget()
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
         for key in dict.fromkeys((one["codec"], one["bits"]) for state in states for one in state):
-            if key[0] not in load_codecs():
+            if key[0] not in (*load_codecs(), LATE):
                 raise ResidualsInvalid(f"unknown codec {key[0]!r} in the stored state")
             of_ranks = [[one for one in state if (one["codec"], one["bits"]) == key] for state in states]
             everyone = [one for entries in of_ranks for one in entries]
+            merged = merge_finite((one["states"] for rank in mine for one in of_ranks[rank]), sizes)
+            if key[0] == LATE:
+                self._restore_late(merged)
+                continue
             memory = self._memory(key)
-            merged = merge((one["states"] for rank in mine for one in of_ranks[rank]), sizes)
             self._restore_states(memory, merged, everyone[0]["shared"])
             if isinstance(memory.codec, SegmentCodec):
                 memory.shard = self._link.use(memory.codec)
-                self._restore_shard(memory, memory.codec, merge((one["shard"] for one in everyone), sizes))
+                self._restore_shard(memory, memory.codec, merge_finite((one["shard"] for one in everyone), sizes))
 
     def _restore_states(self, memory: CodecMemory, merged: ParameterTensors, all_shared: Mapping[str, State]) -> None:
         for index, places in enumerate(self._places):
@@ -328,7 +359,14 @@ class BucketSums:
                 for name, tensor in shared.items():
                     if name not in target or target[name].numel() != tensor.numel():
                         raise ResidualsInvalid(f"{name} stored by another codec")
-                    target[name].copy_(tensor)
+                    # Otherwise it stays as new, on every rank.
+                    if bool(tensor.isfinite().all()):
+                        target[name].copy_(tensor)
+
+    def _restore_late(self, merged: ParameterTensors) -> None:
+        for index, places in enumerate(self._places):
+            if any(place.name in merged for place in places):
+                assign(places, merged, {LATE: self._late_of(self._bucket(index))})
 
     def _restore_shard(self, memory: CodecMemory, codec: SegmentCodec, merged: ParameterTensors) -> None:
         if memory.shard is None:
@@ -368,6 +406,12 @@ def _partition(codec: Codec, state: State) -> tuple[State, State]:
     names = codec.shared if isinstance(codec, LinearCodec) else ()
     shared = {name: state[name] for name in names if name in state}
     return {name: tensor for name, tensor in state.items() if name not in shared}, shared
+
+
+def _scale(sum_: Tensor, factor: float) -> None:
+    """Makes the sum of some ranks as large as that of all would be."""
+    if factor != 1.0:
+        sum_.mul_(factor)
 
 
 def _add(codec: SegmentCodec, payloads: Sequence[Payload], offsets: Sequence[int], out: Tensor) -> None:

@@ -7,3 +7,7 @@ class ExchangeFailed(Exception):
 
 class RanksDiverged(ExchangeFailed):
     """Ranks that must hold the same weights do not."""
+
+
+class HookUnsupported(Exception):
+    """The model or its optimiser cannot use an exchange. The message says what to use instead."""

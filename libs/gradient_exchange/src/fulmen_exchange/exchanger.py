@@ -10,19 +10,22 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor, nn
 
 from fulmen_exchange.bucket_sums import BucketSums
 from fulmen_exchange.codecs.codec import Round
 from fulmen_exchange.links.link import Link
-from fulmen_exchange.metrics import Energy, GroupReport, RankReport, RoundCosts, gather
+from fulmen_exchange.metrics import LARGEST, Energy, GroupReport, RankReport, RoundCosts, gather
 from fulmen_exchange.outer import decay_residuals
 from fulmen_exchange.policies.decision import PLAIN, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.residuals import ResidualsInvalid
 from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
+
+_log = structlog.get_logger()
 
 FORMAT = 2
 """Version of a stored state."""
@@ -62,7 +65,7 @@ class Exchanger:
         self._shown: dict[str, float] = {}
         self._events: list[str] = []
         self._costs = RoundCosts()
-        self._counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
+        self._counted = _counts_of(link)
 
     def _new_policy(self) -> Policy:
         return make_policy(
@@ -127,6 +130,12 @@ class Exchanger:
         report = gather(own, self._names, self._link, self._device)
         self._costs.wait_s += perf_counter() - began
         self._shown |= {f"exchange_{name}": report.means[name] for name in SAMPLED if name in report.means}
+        if report.is_late and not norm <= LARGEST:
+            # The others did not wait for it, so it cannot make them skip the round.
+            _log.warning("exchange_late_gradients_not_finite", rank=self._link.rank, round=self.number + 1)
+            for tensor in tensors.values():
+                tensor.zero_()
+            return report
         limit = self._sums.local_clip
         if report.finite and limit is not None and norm > limit / self._link.size**0.5:
             for tensor in tensors.values():
@@ -148,10 +157,9 @@ class Exchanger:
     def drain(self) -> ExchangeReport:
         """Returns the report since the last call; what is measured in a round appears with the next one."""
         link, costs = self._link, self._costs
-        counted = (link.sent_bytes, link.received_bytes, link.missed_sums)
-        costs.sent_bytes, costs.received_bytes, costs.missed_sums = (
-            now - before for now, before in zip(counted, self._counted, strict=True)
-        )
+        counted = _counts_of(link)
+        for name, now in counted.items():
+            setattr(costs, name, now - self._counted[name])
         found = ExchangeReport(
             metrics=costs.metrics() | self._shown if costs.rounds else {}, events=tuple(self._events)
         )
@@ -191,6 +199,12 @@ class Exchanger:
             self._policy.restore(states[0]["policy"])
             self.number = states[0]["number"]
             self._measured = dict(states[mine[0]]["measured"]) if mine else {}
+
+
+def _counts_of(link: Link) -> dict[str, int]:
+    """Returns what a link counts, by the names of `RoundCosts`."""
+    names = ("sent_bytes", "received_bytes", "up_bytes", "down_bytes", "missed_sums")
+    return {name: getattr(link, name) for name in names}
 
 
 def _round_stats(number: int, report: GroupReport) -> RoundStats:

@@ -2,7 +2,7 @@
 
     model = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    register(model, DgcSettings(ratio=100), optimizer=optimizer, seed=0)
+    register(model, "dgc", ratio=100, optimizer=optimizer)
 
 DDP calls a hook for each of its buckets, in the same order on every rank, and expects the averages as futures. Nothing is
 sent before the last bucket of a backward pass is ready; then all gradients go through `CodecReducer` at once, in its own
@@ -27,15 +27,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
+from fulmen_exchange.errors import HookUnsupported
 from fulmen_exchange.links.settings import TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
-from fulmen_exchange.settings import CodecSettings, EveryStep
-
-
-class HookUnsupported(Exception):
-    """The model or its optimiser cannot use this hook. The message says what to use instead."""
+from fulmen_exchange.registry import settings_of
+from fulmen_exchange.settings import CodecSettings, EveryStep, optimizer_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +191,12 @@ def _unscaled() -> float:
 
 def register(
     model: nn.Module,
-    settings: CodecSettings,
+    codec: CodecSettings | str,
     *,
     optimizer: Optimizer,
-    seed: int,
+    seed: int = 0,
     loss_scale: Callable[[], float] = _unscaled,
+    **settings: Any,
 ) -> ExchangeHook:
     """Registers a communication hook that sums a model's gradients through a codec. All ranks of its group must call it.
 
@@ -206,28 +205,31 @@ def register(
 
     Args:
         model: `DistributedDataParallel` on Gloo or NCCL.
-        settings: Settings of the codec.
+        codec: Name of the codec, or its settings.
         optimizer: Optimiser of the model; some codecs require SGD.
         seed: Seed of random numbers.
         loss_scale: Returns by what the loss of this step was multiplied, the same on every rank: `GradScaler.get_scale`.
+        settings: Settings of a codec that is given by its name.
 
     Returns:
         The hook, for its metrics and state.
 
     Raises:
         HookUnsupported: if the model is not wrapped in DDP or cannot use the codec.
+        ValidationError: if the settings are invalid.
     """
+    found = settings_of(codec, **settings)
     if isinstance(model, FSDPModule | FullyShardedDataParallel):
         raise HookUnsupported(
-            "FSDP sums gradients in its own reduce-scatter, so no rank has all of them for a codec: train with"
-            " DistributedDataParallel, or let FSDP sum in bfloat16 (MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))"
+            "FSDP sums gradients in its own reduce-scatter, so no rank has all of them for a codec: use register_fsdp2"
+            " between copies of an FSDP2 model, or DistributedDataParallel"
         )
     if not isinstance(model, DistributedDataParallel):
         raise HookUnsupported(f"{type(model).__name__} is not wrapped in DistributedDataParallel")
-    if problems := _problems(model, settings, optimizer):
+    if problems := _problems(model, found, optimizer):
         raise HookUnsupported("; ".join(problems))
     hook = ExchangeHook(
-        model, settings, optimizer="sgd" if isinstance(optimizer, SGD) else "adamw", seed=seed, loss_scale=loss_scale
+        model, found, optimizer="sgd" if isinstance(optimizer, SGD) else "adamw", seed=seed, loss_scale=loss_scale
     )
     model.register_comm_hook(None, hook.receive)
     return hook
@@ -240,12 +242,8 @@ def _problems(model: DistributedDataParallel, settings: CodecSettings, optimizer
         found.append("link: must be kind torch, since DDP exchanges through its process group")
     if not isinstance(settings.outer, EveryStep):
         found.append("outer: must be kind every_step, since DDP sums the gradients of every step")
-    if settings.sgd_only and not isinstance(optimizer, SGD):
-        found.append(
-            f"{settings.name} requires SGD; use qsgd, bf16 or double_quantization with {type(optimizer).__name__}"
-        )
-    if settings.holds_momentum and any(group.get("momentum") for group in optimizer.param_groups):
-        found.append(f"the optimiser's momentum must be 0: {settings.name} applies it")
+    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
+    found += optimizer_problems(settings, is_sgd=isinstance(optimizer, SGD), has_momentum=has_momentum)
     if model.mixed_precision is not None:
         found.append("mixed_precision of DDP is not supported: use torch.autocast")
     sparse = (nn.Embedding, nn.EmbeddingBag)

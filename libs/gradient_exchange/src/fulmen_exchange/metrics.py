@@ -41,6 +41,8 @@ class RoundCosts:
     raw_bytes: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
     missed_sums: int = 0
     wait_s: float = 0.0
     encode_s: float = 0.0
@@ -58,13 +60,16 @@ class RoundCosts:
         return self
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics; the ratio is bytes of float32 per byte that this rank has sent."""
+        """Returns the metrics; the ratio is bytes of float32 there and back for each byte that went either way."""
+        moved = self.sent_bytes + self.received_bytes
         return {
             "exchange_rounds": float(self.rounds),
             "exchange_raw_bytes": float(self.raw_bytes),
             "exchange_sent_bytes": float(self.sent_bytes),
             "exchange_received_bytes": float(self.received_bytes),
-            "exchange_ratio": self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0,
+            "exchange_up_bytes": float(self.up_bytes),
+            "exchange_down_bytes": float(self.down_bytes),
+            "exchange_ratio": 2.0 * self.raw_bytes / moved if moved else 1.0,
             "exchange_missed_sums": float(self.missed_sums),
             "exchange_wait_seconds": self.wait_s,
             "exchange_encode_seconds": self.encode_s,
@@ -150,6 +155,7 @@ class GroupReport:
         compute_s: Seconds of the slowest rank.
         present: Parameters with a gradient on any rank.
         means: Means by name, without those that no rank knew.
+        is_late: Whether the report of this rank came too late, which differs between ranks.
     """
 
     finite: bool
@@ -157,10 +163,11 @@ class GroupReport:
     compute_s: float
     present: frozenset[str]
     means: Mapping[str, float]
+    is_late: bool = False
 
 
 def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.device) -> GroupReport:
-    """Sums the reports of all ranks.
+    """Sums the reports of all ranks, where the link has a quorum of those that are on time.
 
     Args:
         own: Report of this rank.
@@ -175,7 +182,7 @@ def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.devi
     means = [number for name in MEANS for number in (known.get(name, 0.0), float(name in known))]
     present = [float(name in own.present) for name in names]
     numbers = torch.tensor([float(not finite), *means, *norms, *seconds, *present], device=device)
-    link.all_reduce(numbers)
+    parts = link.sum_quorum(numbers)
     bad, *rest = numbers.tolist()
     means, rest = rest[: 2 * len(MEANS)], rest[2 * len(MEANS) :]
     return GroupReport(
@@ -184,4 +191,5 @@ def gather(own: RankReport, names: Sequence[str], link: Link, device: torch.devi
         compute_s=max(rest[SLOTS : 2 * SLOTS]),
         present=frozenset(name for name, count in zip(names, rest[2 * SLOTS :], strict=True) if count),
         means={name: sum_ / count for name, sum_, count in zip(MEANS, means[0::2], means[1::2], strict=True) if count},
+        is_late=not all(part.accepted for part in parts),
     )

@@ -1,8 +1,8 @@
 """The outer loop: ranks take local optimiser steps and exchange the resulting change of the weights.
 
 Sources: DiLoCo, arXiv:2311.08105, algorithm 1 (pseudo-gradients, outer Nesterov momentum); SparseLoCo, arXiv:2508.15706,
-algorithm 1 (error feedback with decay, sparse and quantised pseudo-gradients, no outer momentum). Unlike there, shards with
-sparse replies keep a residual of their own, which does not decay.
+algorithm 1 (error feedback with decay, sparse and quantised pseudo-gradients, no outer momentum). With `ratio_down` shards keep
+a residual of their own, which does not decay.
 
 Invariants: after an outer step all ranks have the same bits, since it is computed from the shared anchor and averages; a
 rank's local steps affect others only through its pseudo-gradient. Moments of the local optimiser stay local.
@@ -39,7 +39,7 @@ class OuterState:
     velocity: Mapping[str, Tensor]
 
 
-class OuterLoop:
+class OuterSteps:
     """Counts local steps, computes pseudo-gradients and applies their averages. The caller exchanges them."""
 
     def __init__(self, settings: OuterLoopSettings) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fulmen_exchange.errors import RanksDiverged
 from fulmen_exchange.exchanger import Exchanger
 from fulmen_exchange.links.link import Link
-from fulmen_exchange.outer import OuterLoop, OuterState
+from fulmen_exchange.outer import OuterState, OuterSteps
 from fulmen_exchange.parts import Part, local, placed
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.residuals import ParameterSlices, merge
@@ -45,9 +45,9 @@ class CodecReducer:
         self._link = link
         self._exchanger = exchanger
         self._step_info = StepInfo()
-        self._outer: OuterLoop | None = None
+        self._outer: OuterSteps | None = None
         if isinstance(settings.outer, OuterLoopSettings):
-            self._outer = OuterLoop(settings.outer)
+            self._outer = OuterSteps(settings.outer)
             self._outer.begin(self._weights)
 
     @classmethod
@@ -130,7 +130,7 @@ class CodecReducer:
         if self._outer is not None and self._outer.moved:
             self._step(self._outer)
 
-    def _step(self, outer: OuterLoop) -> None:
+    def _step(self, outer: OuterSteps) -> None:
         """Takes an outer step."""
         moved = outer.pseudo_gradients()
         if self._exchanger.sum(moved, self._step_info):
@@ -200,7 +200,7 @@ class CodecReducer:
         if kept:
             self._restore_outer(self._outer, [state for state in kept if state["rank"] == kept[0]["rank"]])
 
-    def _restore_outer(self, outer: OuterLoop, states: Sequence[dict[str, Any]]) -> None:
+    def _restore_outer(self, outer: OuterSteps, states: Sequence[dict[str, Any]]) -> None:
         """Restores the outer loop from the states of the parts of one copy."""
         stored = [state["outer"] for state in states if "outer" in state]
         sizes = {name: weight.numel() for name, weight in self._weights.items()}

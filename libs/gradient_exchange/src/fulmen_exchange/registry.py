@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from fulmen_exchange import codecs as compression
 from fulmen_exchange.codecs.codec import AnyEntry, Codec, CodecEntry
@@ -43,6 +43,21 @@ def load_codecs() -> Mapping[str, AnyEntry]:
 def make_codec(settings: CodecSettings) -> Codec:
     """Builds the codec of its settings."""
     return next(entry for entry in load_codecs().values() if type(settings) is entry.settings).make(settings)
+
+
+def settings_of(codec: CodecSettings | str, **settings: Any) -> CodecSettings:
+    """Returns settings as they are, or those of a codec by its name.
+
+    Raises:
+        ValidationError: if the name is unknown or settings are invalid; lists all problems.
+        TypeError: if there are settings beside an object of settings.
+    """
+    if isinstance(codec, CodecSettings):
+        if settings:
+            raise TypeError(f"{', '.join(settings)}: already in the settings that were given")
+        return codec
+    found: CodecSettings = TypeAdapter(ExchangeSettings).validate_python({"codec": codec, **settings})
+    return found
 
 
 def _all() -> Iterator[tuple[str, Any]]:

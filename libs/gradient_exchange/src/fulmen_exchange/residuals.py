@@ -10,11 +10,14 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor
 
 from fulmen_exchange.codecs.codec import State
 from fulmen_exchange.layout import ParameterSpan
+
+_log = structlog.get_logger()
 
 ParameterSlices = dict[str, dict[str, Any]]
 """By parameter: `begin`, the first element of the slice, and `tensors` by name, flat, on the CPU."""
@@ -63,6 +66,22 @@ def merge(all_slices: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> Pa
                 whole = merged.setdefault(parameter, {})
                 # Adding to minus zero leaves every value's bits unchanged.
                 whole.setdefault(name, torch.full((size,), -0.0))[begin : begin + tensor.numel()] += tensor
+    return merged
+
+
+def merge_finite(all_slices: Iterable[ParameterSlices], sizes: Mapping[str, int]) -> ParameterTensors:
+    """Merges slices of residuals; elements that are not finite become zeros, since they would stay so for good.
+
+    Raises:
+        ResidualsInvalid: see `merge`.
+    """
+    merged = merge(all_slices, sizes)
+    for parameter, tensors in merged.items():
+        for name, tensor in tensors.items():
+            wrong = ~tensor.isfinite()
+            if bool(wrong.any()):
+                _log.warning("stored_residual_not_finite", parameter=parameter, state=name, elements=int(wrong.sum()))
+                tensor[wrong] = 0.0
     return merged
 
 

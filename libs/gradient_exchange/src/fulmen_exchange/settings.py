@@ -106,3 +106,13 @@ class CodecSettings(Strict):
                 f"outer: the residual of {self.name} would be counted more than {MAX_GAIN:g} times, and outer steps overshoot: with"
                 f" this momentum and decay, learning_rate must be at most {MAX_GAIN * left:.3g}; lower either to allow more"
             )
+
+
+def optimizer_problems(settings: CodecSettings, *, is_sgd: bool, has_momentum: bool) -> list[str]:
+    """Returns why a codec does not suit an optimiser that steps with every sum; empty if it does."""
+    found = []
+    if settings.sgd_only and not is_sgd:
+        found.append(f"{settings.name} requires SGD; use qsgd, bf16 or double_quantization with another optimiser")
+    if settings.holds_momentum and has_momentum:
+        found.append(f"the optimiser's momentum must be 0: {settings.name} applies it")
+    return found

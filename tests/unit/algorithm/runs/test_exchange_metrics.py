@@ -16,9 +16,25 @@ def step(**metrics: float) -> StepResult:
 def test_costs_are_summed_and_samples_are_averaged_over_the_steps_that_have_them():
     found = means(
         [
-            step(rounds=1, raw_bytes=800, sent_bytes=100, ratio=8, encode_seconds=0.5, gradient_cosine=0.9),
-            step(rounds=1, raw_bytes=800, sent_bytes=300, ratio=8 / 3, encode_seconds=0.25),
-            step(rounds=1, raw_bytes=800, sent_bytes=400, ratio=2, encode_seconds=0.25, gradient_cosine=0.7),
+            step(
+                rounds=1,
+                raw_bytes=800,
+                sent_bytes=100,
+                received_bytes=300,
+                ratio=8,
+                encode_seconds=0.5,
+                gradient_cosine=0.9,
+            ),
+            step(rounds=1, raw_bytes=800, sent_bytes=300, received_bytes=300, ratio=8 / 3, encode_seconds=0.25),
+            step(
+                rounds=1,
+                raw_bytes=800,
+                sent_bytes=400,
+                received_bytes=200,
+                ratio=2,
+                encode_seconds=0.25,
+                gradient_cosine=0.7,
+            ),
         ]
     )
     assert {name: value for name, value in found.items() if name.startswith("exchange_")} == pytest.approx(
@@ -26,6 +42,7 @@ def test_costs_are_summed_and_samples_are_averaged_over_the_steps_that_have_them
             "exchange_rounds": 3,
             "exchange_raw_bytes": 2400,
             "exchange_sent_bytes": 800,
+            "exchange_received_bytes": 800,
             "exchange_ratio": 3,
             "exchange_encode_seconds": 1.0,
             "exchange_gradient_cosine": 0.8,

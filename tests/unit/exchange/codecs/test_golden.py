@@ -48,18 +48,33 @@ def of_bits(cases, key, bits, way="up"):
     }
 
 
+def with_bits(cases, bits):
+    """Sets the bits of each case."""
+    return {name: {**case, "settings": {**case.get("settings", {}), "bits": bits}} for name, case in cases.items()}
+
+
 def accumulated(case, otherwise=()):
     """Makes the state of `dgc` of the residual of another codec's case."""
     return {"velocity": [[3, 0.5]], "accumulated": case.get("state", {}).get("residual", list(otherwise))}
 
 
 FLUSHED = {"flush": {**DENSE["few"], "round": {"flush": True}, "state": {"residual": [[2, 0.5]]}}}
+DOWN = {
+    "down": {"size": 20, "input": FEW, "way": "down"},
+    "down_of_most_elements": {"size": 8, "input": FEW[:5], "way": "down"},
+    "down_of_several_blocks": {"size": 12291, "input": FAR, "way": "down"},
+    "down_with_a_ratio": {
+        **SPARSE["several_blocks"],
+        "settings": {"ratio": 100.0, "ratio_down": 200.0},
+        "way": "down",
+    },
+}
 CASES = {
-    "topk": SPARSE,
+    "topk": {**SPARSE, **DOWN},
     "dgc": {
         **{name: {**case, "state": accumulated(case)} for name, case in SPARSE.items()},
         "nesterov": {"size": 20, "input": FEW, "settings": {"nesterov": True}, "state": accumulated({}, FEW[5:7])},
-        "down": {"size": 20, "input": FEW, "way": "down"},
+        **DOWN,
     },
     "qsgd": of_bits(DENSE, "bits", (4, 5, 6, 7, 8)),
     "double_quantization": {
@@ -67,7 +82,7 @@ CASES = {
         **of_bits(DENSE, "bits_down", (2, 3, 4, 8), "down"),
         **of_bits(FLUSHED, "bits_down", (4,), "down"),
     },
-    "topk_quantised": of_bits(SPARSE, "bits", (2, 3, 4, 8)),
+    "topk_quantised": {**of_bits(SPARSE, "bits", (2, 3, 4, 8)), **with_bits(DOWN, 4)},
 }
 """What goes in; what comes out is in the files. A test sees to it that no codec is left out."""
 
@@ -99,6 +114,7 @@ def computed(codec_name, case):
     out = torch.zeros(payload.size)
     codec.add(payload, out)
     return {
+        "codec": payload.codec,
         "settings": case.get("settings", {}),
         "way": case.get("way", "up"),
         "round": round_,
@@ -139,6 +155,7 @@ def refused(codec_name):
         )
         damaged["a count too small"] = replace(payload, parts=(parts[0] - 1, *parts[1:]))
     return {
+        "codec": codec_name,
         "settings": case.get("settings", {}),
         "way": case.get("way", "up"),
         "size": payload.size,
@@ -181,6 +198,7 @@ def summed():
         wide = torch.tensor(case["values"], dtype=torch.float64)
         tensor = (wide.abs() if kind is torch.uint8 else wide).to(kind)
         cases[name] = {
+            "codec": "sum",
             "settings": {},
             "way": "down",
             "size": len(tensor),
@@ -203,6 +221,7 @@ def summed():
         "version": 1,
         "cases": cases,
         "refused": {
+            "codec": "sum",
             "settings": {},
             "way": "down",
             "size": 4,

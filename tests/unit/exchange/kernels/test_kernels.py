@@ -81,7 +81,7 @@ def test_many_elements_have_the_bits_of_the_reference(native: Kernels, bits: int
 def test_the_threshold_is_the_same(native: Kernels, size: int, seed: int, share: float) -> None:
     sample = numbers(size, seed)
     assert native.threshold_of(sample, share) == reference.threshold_of(sample, share)
-    strided = kernels.sampled(numbers(3 * size, seed)[::3])
+    strided = numbers(3 * size, seed)[::3]
     assert native.threshold_of(strided, share) == reference.threshold_of(strided, share)
 
 
@@ -111,6 +111,18 @@ def test_overflow_gives_the_bits_of_the_reference(native: Kernels) -> None:
         for of, payload, sum_ in zip((native, reference), taken, sums, strict=True):
             of.add_sparse(*payload, sum_)
         assert_same((*taken[0], residuals[0], sums[0]), (*taken[1], residuals[1], sums[1]))
+
+
+def test_what_is_not_zero_is_selected_and_stays_where_it_is(native: Kernels) -> None:
+    values = torch.tensor([0.0, -0.0, 1.0, float("nan"), float("inf"), -1e-45, 257.0])
+    for of in (native, reference):
+        given_ = values.clone()
+        counts, indices, taken = of.nonzero_select(given_)
+        assert counts.tolist() == [4]
+        assert indices.tolist() == [2, 4, 5, 6]
+        assert taken.tolist() == [1.0, float("inf"), 0.0, 256.0]
+        assert given_.isnan().tolist() == values.isnan().tolist()
+        assert torch.equal(given_.nan_to_num(7.0), values.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("bits", [2, 8])

@@ -384,7 +384,7 @@ class RoundMachine:
 
     def _count(self, due: SumDue, reply: Reply, now_s: float) -> None:
         terms, totals = due.terms, self.totals
-        raw = terms.total_bytes if terms.needs_all else self.terms.segment_sizes[terms.bucket] * 4
+        raw = terms.total_bytes if terms.is_plain else self.terms.segment_sizes[terms.bucket] * 4
         received = sum(len(payload.data) for payload in due.payloads.values())
         totals.sums += 1
         totals.partial_sums += len(due.payloads) < due.member_count

@@ -115,10 +115,10 @@ class ShardSum:
         if reasons:
             raise PayloadsRefused(reasons)
         in_order = list(payloads.values())
-        sum_ = _plain_sum(in_order) if due.terms.needs_all else self._coded_sum(due, payloads)
+        sum_ = _plain_sum(in_order) if due.terms.is_plain else self._coded_sum(due, payloads)
         reply = _reply(split(wire.front_of(sum_), wire.parts_of(sum_)), due.key, epoch)
         if self._files is not None:
-            keeps = self._shard is not None and not due.terms.needs_all
+            keeps = self._shard is not None and not due.terms.is_plain
             state = self._shard.states[due.terms.bucket] if self._shard is not None and keeps else {}
             self._files.write(due, reply, state, epoch=epoch, history=history)
         return reply
@@ -139,7 +139,7 @@ class ShardSum:
         states: dict[int, Key] = {}
         for each in stored:
             bucket = each.terms.bucket
-            if self._shard is not None and not each.terms.needs_all and each.key > states.get(bucket, (0, 0)):
+            if self._shard is not None and not each.terms.is_plain and each.key > states.get(bucket, (0, 0)):
                 states[bucket] = each.key
                 self._shard.states[bucket] = each.state
         sums = {
@@ -169,7 +169,7 @@ class ShardSum:
         for rank, staged in due.payloads.items():
             try:
                 payload = payloads[rank] = wire.decode(staged.data, checksum=staged.checksum, copies=False)
-                if not due.terms.needs_all:
+                if not due.terms.is_plain:
                     size = self._terms.segment_sizes[due.terms.bucket]
                     if payload.size != size:
                         raise PayloadInvalid(f"the segment has {size} elements, the payload {payload.size}")

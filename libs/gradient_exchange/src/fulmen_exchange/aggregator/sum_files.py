@@ -90,7 +90,7 @@ class SumFiles:
             "member_count": due.member_count,
             "run": _name_of(self.terms),
         }
-        name = f"call-{call}" if due.terms.needs_all else f"{BUCKET}{due.terms.bucket}"
+        name = f"call-{call}" if due.terms.is_plain else f"{BUCKET}{due.terms.bucket}"
         path = self.folder / f"{name}{SUFFIX}"
         aside = path.with_suffix(".new")
         tensors = {f"{STATE}{key}": tensor.contiguous().view(torch.uint8).numpy().data for key, tensor in state.items()}

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, fields
 from statistics import median
 
 SUM = "sum"
-"""Codec of uncompressed tensors: there is no residual, so no member may be left out."""
+"""Codec of uncompressed tensors, of which no member may be left out."""
+QUORUM_SUM = "quorum_sum"
+"""The same of tensors whose late members send them again in the next round."""
 CHUNK_BYTES = 1020 * 1024
 """Of every chunk except the last. A message then has just under 1 MiB; gRPC for Python is slower with smaller ones."""
 MAX_SETTINGS_BYTES = 16 * 1024
@@ -177,13 +179,13 @@ class CallTerms:
 
     Attributes:
         bucket: Index of the bucket, from 0.
-        codec: Codec of the payloads; `sum` for uncompressed tensors.
+        codec: Codec of the payloads; `sum` or `quorum_sum` for uncompressed tensors.
         codec_version: Version of the codec.
         number: Number of the round, as the codec counts.
         ratio: Bytes of float32 per byte to send.
         seed: Seed of random numbers.
         flush: Whether to send the whole residual.
-        total_bytes: Size of the payload where it must be the same on all ranks (`sum`); otherwise 0.
+        total_bytes: Size of the payload where it must be the same on all ranks (`is_plain`); otherwise 0.
     """
 
     bucket: int
@@ -200,9 +202,14 @@ class CallTerms:
         """Whether no member may be left out."""
         return self.codec == SUM
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether payloads are uncompressed tensors."""
+        return self.codec in (SUM, QUORUM_SUM)
+
     def problem(self, terms: Terms, total_bytes: int) -> str:
         """Returns what is invalid, also about the size of a payload; empty if nothing is."""
-        if self.codec == SUM:
+        if self.is_plain:
             return (
                 "" if 0 < total_bytes <= MAX_SUM_BYTES else f"a payload of {SUM} must not exceed {MAX_SUM_BYTES} bytes"
             )

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
-from fulmen_exchange.codecs.sparse import MAX_RATIO, Feedback, check, payloads_of, share_of
+from fulmen_exchange.codecs.sparse import MAX_RATIO, Taken, capped, check, payloads_of, sampled, share_of
+from fulmen_exchange.codecs.union import reply_of
 from fulmen_exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class DgcSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
+        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
+            ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
         momentum: m of the momentum correction; default 0.9.
         nesterov: Whether to correct Nesterov momentum; default False.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is
@@ -39,6 +42,7 @@ class DgcSettings(CodecSettings):
     holds_momentum = True
     codec: Literal["dgc"] = "dgc"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
     clip: float = Field(default=1.0, ge=0)
@@ -50,6 +54,7 @@ class Dgc(SegmentCodec):
 
     momentum: float
     nesterov: bool
+    down: SegmentCodec
     local_clip: float | None = None
     name = "dgc"
     version = 1
@@ -66,12 +71,26 @@ class Dgc(SegmentCodec):
             self.correct(state, gradient, 0, gradient)
             taken = kernels.feedback_select(gradient, accumulated, 0.0)
         else:
-            g, u, v = (kernels.sampled(each) for each in (gradient, velocity, accumulated))
-            # In the kernel's order of additions, so that the element at the threshold reaches it.
-            after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
-            threshold = kernels.threshold_of(after, share_of(round_.ratio))
-            taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+            taken = self._selected(gradient, velocity, accumulated, round_)
         return payloads_of(self.name, self.version, taken, offsets)
+
+    def _selected(self, gradient: Tensor, velocity: Tensor, accumulated: Tensor, round_: Round) -> Taken:
+        share = share_of(round_.ratio)
+        g, u, v = sampled(share, round_, gradient, velocity, accumulated)
+        # In the kernel's order of additions, so that the element at the threshold reaches it.
+        after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
+        threshold = kernels.threshold_of(after, share)
+        # Only equal magnitudes can be so many; what is then held back keeps its momentum.
+        are_many = int((after.abs() >= threshold).sum()) > 1.1 * max(1.0, share * after.numel())
+        before = velocity.clone() if are_many else velocity
+        taken = kernels.dgc_select(gradient, velocity, accumulated, self.momentum, self.nesterov, threshold)
+        taken, held_back = capped(taken, accumulated.numel(), share, round_)
+        if held_back is not None:
+            places, values = held_back
+            accumulated[places] += values
+            u, g = before[places], gradient[places]
+            velocity[places] = self.momentum * (u + g) if self.nesterov else self.momentum * u + g
+        return taken
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
         """See `BaseCodec`: writes the growth of v, so that the round is a step of SGD with momentum.
@@ -91,15 +110,18 @@ class Dgc(SegmentCodec):
         self.add(payload, state[ACCUMULATED][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns `topk`: the shard has a residual but no momentum."""
-        return Feedback(name="topk")
+        """Returns `union`, or `topk`: the shard may have a residual but no momentum."""
+        return self.down
 
 
 ENTRIES = (
     CodecEntry(
         settings=DgcSettings,
         make=lambda settings: Dgc(
-            momentum=settings.momentum, nesterov=settings.nesterov, local_clip=settings.clip or math.inf
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            down=reply_of(settings.ratio, settings.ratio_down),
+            local_clip=settings.clip or math.inf,
         ),
     ),
 )

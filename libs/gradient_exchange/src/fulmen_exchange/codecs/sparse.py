@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,7 +37,11 @@ COUNT_BYTES = 2
 MAX_RATIO = 4096.0
 """Beyond this ratio, counts would be more than half of a payload."""
 MIN_SHARE = 1e-5
+MAX_OVERSHOOT = 1.3
+"""Most elements that are sent, over those asked for."""
 KINDS = (INT16, INT16, BFLOAT16)
+Taken = tuple["Tensor", "Tensor", "Tensor"]
+"""Selected elements: counts by block, indices within the block, and values."""
 
 
 def share_of(ratio: float, *, value_bytes: float = VALUE_BYTES, block_bytes: float = COUNT_BYTES) -> float:
@@ -110,10 +116,14 @@ class Feedback(SegmentCodec):
     Attributes:
         name: Name of the codec.
         exact: Whether the threshold is exact instead of estimated.
+        scale: Factor of the round's ratio.
+        down: Codec of the reply; None for this one.
     """
 
     name: str
     exact: bool = False
+    scale: float = 1.0
+    down: SegmentCodec | None = None
     version = 1
 
     def new_state(self, like: Tensor) -> State:
@@ -122,7 +132,7 @@ class Feedback(SegmentCodec):
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
-        taken = select(gradient, state[RESIDUAL], share_of(round_.ratio), exact=self.exact, flush=round_.flush)
+        taken = select(gradient, state[RESIDUAL], share_of(round_.ratio * self.scale), exact=self.exact, round_=round_)
         return payloads_of(self.name, self.version, taken, offsets)
 
     def add(self, payload: Payload, out: Tensor) -> None:
@@ -134,16 +144,62 @@ class Feedback(SegmentCodec):
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns this codec: the shard has a residual of its own."""
-        return self
+        """See `SegmentCodec`; if it is this codec, the shard has a residual of its own."""
+        return self if self.down is None else self.down
 
 
-def select(
-    gradient: Tensor, residual: Tensor, share: float, *, exact: bool, flush: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def seed_of(round_: Round) -> int:
+    """Returns the seed of a rank's choices in a bucket and round."""
+    return zlib.crc32(struct.pack("<qqqq", round_.seed, round_.number, round_.rank, round_.bucket))
+
+
+def sampled(share: float, round_: Round, *tensors: Tensor) -> list[Tensor]:
+    """Returns the elements of tensors from which the threshold of a share is estimated; all if they are few."""
+    places = kernels.sample_places(tensors[0], share, seed_of(round_))
+    return [each if places is None else each[places] for each in tensors]
+
+
+def select(gradient: Tensor, residual: Tensor, share: float, *, exact: bool, round_: Round) -> Taken:
     """Adds the residual and selects the largest share of elements, or all of them: see `feedback_select`."""
-    threshold = 0.0
-    if not flush:
-        parts = [each if exact else kernels.sampled(each) for each in (residual, gradient)]
-        threshold = kernels.threshold_of(parts[0] + parts[1], share)
-    return kernels.feedback_select(gradient, residual, threshold)
+    if round_.flush:
+        return kernels.feedback_select(gradient, residual, 0.0)
+    left, right = (residual, gradient) if exact else sampled(share, round_, residual, gradient)
+    taken = kernels.feedback_select(gradient, residual, kernels.threshold_of(left + right, share))
+    taken, held_back = capped(taken, residual.numel(), share, round_)
+    if held_back is not None:
+        residual[held_back[0]] += held_back[1]
+    return taken
+
+
+def capped(taken: Taken, size: int, share: float, round_: Round) -> tuple[Taken, tuple[Tensor, Tensor] | None]:
+    """Keeps the largest elements of a selection that has far more than were asked for, as with many equal magnitudes.
+
+    Of equal ones each round keeps others.
+
+    Args:
+        taken: Counts, indices and values of the selected elements.
+        size: Elements that were selected from.
+        share: Share that was asked for.
+        round_: The round.
+
+    Returns:
+        What is kept of the selection; places and values of the rest, int64 and float32, or None if there is none.
+    """
+    counts, indices, values = taken
+    wanted = max(1, round(share * size))
+    if indices.numel() <= MAX_OVERSHOOT * wanted:
+        return taken, None
+    magnitudes = values.float().abs()
+    smallest = magnitudes.topk(wanted).values[-1]
+    keeps, equal = magnitudes > smallest, (magnitudes == smallest).nonzero().flatten()
+    keeps[equal.roll(-(seed_of(round_) % equal.numel()))[: wanted - int(keeps.sum())]] = True
+    blocks, rest = blocks_of(counts), ~keeps
+    left = blocks[keeps].bincount(minlength=counts.numel()).to(counts.dtype)
+    places = (blocks * BLOCK + indices.long())[rest]
+    return (left, indices[keeps], values[keeps]), (places, values[rest].float())
+
+
+def blocks_of(counts: Tensor) -> Tensor:
+    """Returns the block of each selected element: int64 [k]."""
+    blocks = counts.new_ones(counts.numel()).long().cumsum(0) - 1
+    return blocks.repeat_interleave(counts.long())

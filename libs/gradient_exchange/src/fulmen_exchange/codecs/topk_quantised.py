@@ -10,7 +10,7 @@ scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -36,12 +36,14 @@ from fulmen_exchange.codecs.quantised import kind_of, pack, packed_count, unpack
 from fulmen_exchange.codecs.sparse import (
     COUNT_BYTES,
     KINDS,
+    blocks_of,
     check,
     check_indices,
     payloads_of,
     select,
     share_of,
 )
+from fulmen_exchange.codecs.union import Union
 from fulmen_exchange.settings import CodecSettings
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class TopkQuantisedSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent; 1 to 2048, default 100.
+        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
+            ranks have sent, at most bfloat16 of every element; 1 to 2048, default None.
         bits: Bits per value; 2 to 8, default 4. The index takes 16 more.
         exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
@@ -66,6 +70,7 @@ class TopkQuantisedSettings(CodecSettings):
     sgd_only = True
     codec: Literal["topk_quantised"] = "topk_quantised"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     bits: int = Field(default=4, ge=2, le=8)
     exact: bool = False
 
@@ -79,10 +84,14 @@ class TopkQuantised(SegmentCodec):
     Attributes:
         bits: Bits per value.
         exact: Whether the threshold is exact instead of estimated.
+        scale: Factor of the round's ratio.
+        down: Codec of the reply; None for this one.
     """
 
     bits: int
     exact: bool = False
+    scale: float = 1.0
+    down: SegmentCodec | None = None
     name = NAME
     version = 1
 
@@ -93,8 +102,8 @@ class TopkQuantised(SegmentCodec):
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
-        share = share_of(round_.ratio, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
-        taken = select(gradient, residual, share, exact=self.exact, flush=round_.flush)
+        share = share_of(round_.ratio * self.scale, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
+        taken = select(gradient, residual, share, exact=self.exact, round_=round_)
         payloads = payloads_of(self.name, self.version, taken, offsets)
         if round_.flush:
             return payloads
@@ -107,7 +116,7 @@ class TopkQuantised(SegmentCodec):
         """Quantises the values of a sparse payload; the rounding error goes to the segment's residual."""
         counts, indices, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
         top = 2 ** (self.bits - 1)
-        blocks = _blocks_of(counts)
+        blocks = blocks_of(counts)
         largest = values.new_zeros(counts.numel()).scatter_reduce_(0, blocks, values.abs(), "amax")
         # Exact, since values are bfloat16 and `top` is a power of two.
         scales = (largest / top).bfloat16()
@@ -140,7 +149,7 @@ class TopkQuantised(SegmentCodec):
         check_finite(payload, scales.float() * 2 ** (self.bits - 1))
         if bool((scales <= 0).any()):
             raise PayloadInvalid(f"{self.name}: scale not positive")
-        blocks = _blocks_of(counts)
+        blocks = blocks_of(counts)
         multiples = unpack(packed, self.bits, out.new_zeros(indices.numel()))
         multiples += multiples >= 0
         steps = scales.float()[(filled.long().cumsum(0) - 1)[blocks]]
@@ -151,19 +160,15 @@ class TopkQuantised(SegmentCodec):
         self.add(payload, state[RESIDUAL][begin : begin + payload.size])
 
     def reply(self) -> SegmentCodec:
-        """Returns this codec: the shard has a residual of its own."""
-        return self
+        """See `SegmentCodec`; if it is this codec, the shard has a residual of its own."""
+        return self if self.down is None else self.down
 
 
-def _blocks_of(counts: Tensor) -> Tensor:
-    """Returns the block of each sent element: int64 [k]."""
-    blocks = counts.new_ones(counts.numel()).long().cumsum(0) - 1
-    return blocks.repeat_interleave(counts.long())
+def _made(settings: TopkQuantisedSettings) -> TopkQuantised:
+    up = TopkQuantised(bits=settings.bits, exact=settings.exact)
+    if settings.ratio_down is None:
+        return replace(up, down=Union())
+    return replace(up, down=replace(up, scale=settings.ratio_down / settings.ratio))
 
 
-ENTRIES = (
-    CodecEntry(
-        settings=TopkQuantisedSettings,
-        make=lambda settings: TopkQuantised(bits=settings.bits, exact=settings.exact),
-    ),
-)
+ENTRIES = (CodecEntry(settings=TopkQuantisedSettings, make=_made),)

@@ -26,20 +26,20 @@ __all__ = [
     "dgc_select",
     "feedback_select",
     "nearest",
+    "nonzero_select",
     "quantise",
-    "sampled",
+    "sample_places",
     "threshold_of",
 ]
 
-SAMPLE = 100_000
-"""Elements, at most, from which a threshold is estimated."""
 _selector = KernelSelector()
 
 
-def sampled(tensor: Tensor) -> Tensor:
-    """Returns a strided view of at most about `SAMPLE` elements."""
-    # The stride is odd, to cover all columns of a matrix.
-    return tensor[:: max(1, tensor.numel() // SAMPLE) | 1]
+def sample_places(like: Tensor, share: float, seed: int) -> Tensor | None:
+    """Returns the places of elements to estimate a threshold from; None for all. See `sampling.places_of`."""
+    from fulmen_exchange.kernels import sampling
+
+    return sampling.places_of(like.numel(), share, seed=seed, device=like.device)
 
 
 def threshold_of(sample: Tensor, share: float) -> float:
@@ -58,6 +58,11 @@ def dgc_select(
     """Applies momentum correction, removes elements at or above the threshold, and masks. See `reference.dgc_select`."""
     kernels = _of(accumulated, velocity, gradient)
     return kernels.dgc_select(gradient, velocity, accumulated, momentum, nesterov, threshold)
+
+
+def nonzero_select(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the elements that are not zero. See `reference.nonzero_select`."""
+    return _of(values).nonzero_select(values)
 
 
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:

@@ -66,6 +66,10 @@ void feed(const float* __restrict gradient, float* __restrict residual, int64_t 
   }
 }
 
+void mark(const float* __restrict values, int64_t size, Range range, uint8_t* __restrict marks) {
+  for (int64_t i = 0; i < size; ++i) marks[i] = range.holds(values[i]);
+}
+
 void correct(const float* __restrict gradient, float* __restrict velocity, float* __restrict accumulated, int64_t size,
              float momentum, Range range, uint8_t* __restrict marks) {
   for (int64_t i = 0; i < size; ++i) {
@@ -95,10 +99,11 @@ struct Taken {
   uint16_t* values;
   int64_t size = 0;
 
-  // Moves the marked elements of a block out of `residual`, and zeroes those of `masked`, if any. Prefetches the next
-  // block of the streams meanwhile; past the last block this does nothing.
-  template <int kStreams>
-  void take(const uint8_t* marks, float* residual, float* masked, const float* const (&streams)[kStreams]) {
+  // Copies the marked elements of a block of `from`. With `kMoves` only their rounding errors stay there, and those of
+  // `masked`, if any, become zero. Prefetches the next block of the streams meanwhile; past the last block this does
+  // nothing.
+  template <bool kMoves, int kStreams>
+  void take(const uint8_t* marks, float* from, float* masked, const float* const (&streams)[kStreams]) {
     const int64_t before = size;
     for (int64_t line = 0; line < kBlock; line += kLine) {
       for (const float* stream : streams) __builtin_prefetch(stream + kBlock + line);
@@ -108,11 +113,11 @@ struct Taken {
       for (int half = 0; half < 2; ++half) {
         for (uint64_t word = words[half]; word; word &= word - 1) {
           const int64_t i = line + 8 * half + (__builtin_ctzll(word) >> 3);
-          const uint16_t value = to_bfloat16(residual[i]);
+          const uint16_t value = to_bfloat16(from[i]);
           indices[size] = static_cast<int16_t>(i);
           values[size++] = value;
-          residual[i] -= from_bfloat16(value);
-          if (masked) masked[i] = 0.0f;
+          if (kMoves) from[i] -= from_bfloat16(value);
+          if (kMoves && masked) masked[i] = 0.0f;
         }
       }
     }
@@ -120,7 +125,7 @@ struct Taken {
   }
 };
 
-// Uniform in [0, 1), from an index and a seed; `_random` of the reference.
+// Uniform in [0, 1), from an index and a seed; `uniform` of the reference.
 float drawn(uint32_t place, uint32_t low, uint32_t high) {
   uint32_t x = (place ^ low) * 0x9E3779B1u + high;
   x = (x ^ (x >> 16)) * 0x7FEB352Du;
@@ -302,7 +307,7 @@ int64_t fulmen_feedback_select(const float* gradient, float* residual, int64_t s
     const int64_t length = smaller(kBlock, size - begin);
     memset(marks + length, 0, static_cast<size_t>(kBlock - length));
     feed(gradient + begin, residual + begin, length, Range(threshold), marks);
-    taken.take(marks, residual + begin, nullptr, {gradient + begin, residual + begin});
+    taken.take<true>(marks, residual + begin, nullptr, {gradient + begin, residual + begin});
   }
   return taken.size;
 }
@@ -317,8 +322,21 @@ int64_t fulmen_dgc_select(const float* gradient, float* velocity, float* accumul
     const int64_t length = smaller(kBlock, size - begin);
     memset(marks + length, 0, static_cast<size_t>(kBlock - length));
     step(gradient + begin, velocity + begin, accumulated + begin, length, momentum, Range(threshold), marks);
-    taken.take(marks, accumulated + begin, velocity + begin,
+    taken.take<true>(marks, accumulated + begin, velocity + begin,
                {gradient + begin, velocity + begin, accumulated + begin});
+  }
+  return taken.size;
+}
+
+// As above; `from` is not changed.
+int64_t fulmen_nonzero_select(float* from, int64_t size, int16_t* counts, int16_t* indices, uint16_t* values) {
+  alignas(64) uint8_t marks[kBlock] = {};
+  Taken taken{counts, indices, values};
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t length = smaller(kBlock, size - begin);
+    memset(marks + length, 0, static_cast<size_t>(kBlock - length));
+    mark(from + begin, length, Range(0.0f), marks);
+    taken.take<false>(marks, from + begin, nullptr, {from + begin});
   }
   return taken.size;
 }

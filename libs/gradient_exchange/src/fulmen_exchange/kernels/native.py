@@ -20,6 +20,7 @@ SIGNATURES = {
     "threshold_of": ([_AT, _SIZE, _SIZE], _FLOAT),
     "feedback_select": ([_AT, _AT, _SIZE, _FLOAT, _AT, _AT, _AT], _SIZE),
     "dgc_select": ([_AT, _AT, _AT, _SIZE, _FLOAT, _INT, _FLOAT, _AT, _AT, _AT], _SIZE),
+    "nonzero_select": ([_AT, _SIZE, _AT, _AT, _AT], _SIZE),
     "correct": ([_AT, _AT, _SIZE, _FLOAT, _INT, _AT], None),
     "add_sparse": ([_AT, _SIZE, _AT, _AT, _SIZE, _AT, _SIZE], _INT),
     "nearest": ([_AT, _SIZE, _INT, _SIZE, _AT, _AT], None),
@@ -81,6 +82,15 @@ class NativeKernels:
             *(momentum, nesterov, threshold, counts.data_ptr(), indices.data_ptr(), values.data_ptr()),
         )
         return counts, indices[:taken].clone(), values[:taken].clone()
+
+    def nonzero_select(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `reference.nonzero_select`."""
+        counts, indices, taken_values = _sparse_outputs(values.numel())
+        taken = self._library.fulmen_nonzero_select(
+            *(values.data_ptr(), values.numel()),
+            *(counts.data_ptr(), indices.data_ptr(), taken_values.data_ptr()),
+        )
+        return counts, indices[:taken].clone(), taken_values[:taken].clone()
 
     def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
         """See `reference.correct`."""

@@ -21,7 +21,7 @@ def count_of(size: int, share: float) -> int:
 def threshold_of(sample: Tensor, share: float) -> float:
     """Returns the magnitude that a share of a sample reaches; 0.0 if all of it does.
 
-    Exact for all elements; an estimate for `kernels.sampled` ones (arXiv:1712.01887, section 3).
+    Exact for all elements; an estimate for those of `sampling.places_of` (arXiv:1712.01887, section 3).
     """
     keep = count_of(sample.numel(), share)
     return float(sample.abs().topk(keep, sorted=True).values[-1]) if keep < sample.numel() else 0.0
@@ -86,6 +86,18 @@ def dgc_select(
     return taken
 
 
+def nonzero_select(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the elements that are not zero, rounded to bfloat16; NaN is none of them.
+
+    Args:
+        values: float32 [n]; left as it is.
+
+    Returns:
+        See `feedback_select`.
+    """
+    return _sparse(values, (values.abs() > 0).nonzero().flatten())
+
+
 def correct(gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
     """Writes the update of SGD with momentum to `out`, as `torch.optim.SGD` without dampening.
 
@@ -121,7 +133,7 @@ def add_sparse(counts: Tensor, indices: Tensor, values: Tensor, out: Tensor) -> 
     out[where] += values.float()
 
 
-def _random(begin: int, count: int, seed: int, device: torch.device) -> Tensor:
+def uniform(begin: int, count: int, seed: int, device: torch.device) -> Tensor:
     """Returns uniform random numbers in [0, 1), float32 [count], as a function of index and seed.
 
     A counter and a mixer, so that any rank can recompute any part: Wellons' `lowbias32`
@@ -176,7 +188,7 @@ def quantise(values: Tensor, *, bits: int, block: int, begin: int, seed: int) ->
 def _rounded(values: Tensor, scales: Tensor, *, levels: int, block: int, begin: int, seed: int) -> Tensor:
     """Returns the integers of some blocks as float32, and writes their scales."""
     quotients, scales[:] = _in_steps(values, levels=levels, block=block)
-    drawn = _random(begin, quotients.numel(), seed, values.device).view_as(quotients)
+    drawn = uniform(begin, quotients.numel(), seed, values.device).view_as(quotients)
     return torch.floor(quotients + drawn).clamp_(-levels, levels).flatten()[: values.numel()]
 
 

@@ -47,6 +47,9 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `reference.dgc_select`."""
 
+    def nonzero_select(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `reference.nonzero_select`."""
+
     def correct(self, gradient: Tensor, velocity: Tensor, momentum: float, nesterov: bool, out: Tensor) -> None:
         """See `reference.correct`."""
 

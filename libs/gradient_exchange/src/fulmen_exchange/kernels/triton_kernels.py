@@ -47,6 +47,14 @@ def _feed(gradient, residual, counts, size, threshold, LENGTH: tl.constexpr):  #
 
 
 @triton.jit
+def _count(values, counts, size, LENGTH: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    block = tl.program_id(0).to(tl.int64)
+    offsets = block * LENGTH + tl.arange(0, LENGTH)
+    taken = tl.abs(tl.load(values + offsets, offsets < size, 0.0)) > 0.0
+    tl.store(counts + block, tl.sum(taken.to(tl.int32), 0).to(tl.int16))
+
+
+@triton.jit
 def _correct(  # type: ignore[no-untyped-def]
     gradient,
     velocity,
@@ -85,6 +93,7 @@ def _take(  # type: ignore[no-untyped-def]
     values,
     size,
     threshold,
+    MOVES: tl.constexpr,  # noqa: N803
     MASKED: tl.constexpr,  # noqa: N803
     LENGTH: tl.constexpr,  # noqa: N803
 ):
@@ -97,7 +106,8 @@ def _take(  # type: ignore[no-untyped-def]
     rounded = value.to(tl.bfloat16)
     tl.store(indices + at, within.to(tl.int16), taken)
     tl.store(values + at, rounded, taken)
-    tl.store(residual + offsets, value - rounded.to(tl.float32), taken)
+    if MOVES:
+        tl.store(residual + offsets, value - rounded.to(tl.float32), taken)
     if MASKED:
         tl.store(masked + offsets, tl.zeros([LENGTH], tl.float32), taken)
 
@@ -228,6 +238,13 @@ def add_quantised(packed: Tensor, scales: Tensor, out: Tensor, *, bits: int, blo
         reference.add_quantised(packed, scales, out, bits=bits, block=block)
 
 
+def nonzero_select(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.nonzero_select`."""
+    counts = _counts_for(values)
+    _launch(_count, counts.numel(), values, counts, values.numel(), LENGTH=BLOCK)
+    return _taken(counts, values, values, 0.0, masks=False, moves=False)
+
+
 def _fits(block: int) -> bool:
     return block >= 8 and block & (block - 1) == 0
 
@@ -241,12 +258,12 @@ def _begins(counts: Tensor) -> Tensor:
 
 
 def _taken(
-    counts: Tensor, residual: Tensor, masked: Tensor, threshold: float, *, masks: bool
+    counts: Tensor, residual: Tensor, masked: Tensor, threshold: float, *, masks: bool, moves: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = int(counts.sum())
     indices, values = residual.new_empty(size, dtype=torch.int16), residual.new_empty(size, dtype=torch.bfloat16)
     arguments = (residual, masked, _begins(counts), indices, values, residual.numel(), threshold)
-    _launch(_take, counts.numel(), *arguments, MASKED=masks, LENGTH=BLOCK)
+    _launch(_take, counts.numel(), *arguments, MOVES=moves, MASKED=masks, LENGTH=BLOCK)
     return counts, indices, values
 
 

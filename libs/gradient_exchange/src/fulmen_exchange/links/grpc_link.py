@@ -26,12 +26,13 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.checksum import LONG, crc32
 from fulmen_exchange.aggregator.rounds import MAX_OPEN
 from fulmen_exchange.aggregator.shard_sum import sum_payload
+from fulmen_exchange.aggregator.terms import QUORUM_SUM, SUM
 from fulmen_exchange.codecs.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_chunks import split
 from fulmen_exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.ranks import CPU
 from fulmen_exchange.settings import CodecSettings
@@ -194,6 +195,16 @@ class GrpcLink:
         return sum(shard.received_bytes for shard in self._shards)
 
     @property
+    def up_bytes(self) -> int:
+        """See `Link`."""
+        return self.sent_bytes
+
+    @property
+    def down_bytes(self) -> int:
+        """See `Link`."""
+        return self.received_bytes
+
+    @property
     def next_round(self) -> int:
         """The round that `begin` begins; a joining rank needs the weights before it."""
         return self._round + 1
@@ -214,31 +225,46 @@ class GrpcLink:
         Raises:
             ExchangeFailed: if the sum is unavailable.
         """
+        self.missed_sums += sum(not part.accepted for part in self._summed(tensor, SUM))
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """See `Link` and `all_reduce`."""
+        return self._summed(tensor, QUORUM_SUM)
+
+    def _summed(self, tensor: Tensor, codec: str) -> list[QuorumSum]:
+        """Sums a tensor in pieces; the codec says whether all members are waited for."""
         flat = tensor.detach().flatten().to(device="cpu", dtype=tensor.dtype if wire.is_known(tensor.dtype) else None)
         if not wire.is_known(flat.dtype):
             flat = flat.float()
         in_flight: deque[tuple[Sequence[Tensor], Sequence[int], Future[list[Incoming]]]] = deque()
+        found: list[QuorumSum] = []
         try:
             for wave in _waves(flat, self.shards, self._settings.piece_bytes):
                 if len(in_flight) == MAX_IN_FLIGHT:
-                    self._receive(*in_flight.popleft())
+                    self._receive(*in_flight.popleft(), found)
                 # Single pieces rotate among the shards.
                 first = self._call % self.shards if len(wave) == 1 else 0
                 shards = range(first, first + len(wave))
-                outgoing = [self._outgoing(sum_payload(piece)) for piece in wave]
+                outgoing = [self._outgoing(sum_payload(piece), codec=codec) for piece in wave]
                 in_flight.append((wave, shards, self._start(dict(zip(shards, outgoing, strict=True)))))
             while in_flight:
-                self._receive(*in_flight.popleft())
+                self._receive(*in_flight.popleft(), found)
         finally:
             for _, _, future in in_flight:
                 future.cancel()
         if flat.data_ptr() != tensor.data_ptr():
             tensor.copy_(flat.view(tensor.shape))
+        return found
 
-    def _receive(self, wave: Sequence[Tensor], shards: Sequence[int], future: Future[list[Incoming]]) -> None:
-        """Replaces pieces by their sums."""
+    def _receive(
+        self, wave: Sequence[Tensor], shards: Sequence[int], future: Future[list[Incoming]], found: list[QuorumSum]
+    ) -> None:
+        """Replaces pieces by their sums, and notes what is in these."""
         for piece, shard, incoming in zip(wave, shards, self._finish(future), strict=True):
-            self.missed_sums += not incoming.accepted
+            begin = found[-1].end if found else 0
+            found.append(
+                QuorumSum(begin=begin, end=begin + piece.numel(), accepted=incoming.accepted, factor=incoming.factor)
+            )
             [part] = self._decoded(incoming).parts
             if part.dtype is not piece.dtype or part.numel() != piece.numel():
                 raise ExchangeFailed("a shard returned a sum of another type or size; update its server")
@@ -281,7 +307,8 @@ class GrpcLink:
         """Waits for the sums of a bucket."""
         incoming = self._finish(future)
         replies = [self._decoded(each, device=self._rank.device) for each in incoming]
-        return {bucket: Sums(replies=replies, accepted=[each.accepted for each in incoming])}
+        accepted, factors = [each.accepted for each in incoming], [each.factor for each in incoming]
+        return {bucket: Sums(replies=replies, accepted=accepted, factors=factors)}
 
     def close(self) -> None:
         """Leaves every shard."""
@@ -306,12 +333,14 @@ class GrpcLink:
             self._is_ended = True
             self._wait(stop(), limit_s=CLOSE_TIMEOUT_S)
 
-    def _outgoing(self, payload: Payload, *, bucket: int = 0, settings: pb.CallSettings | None = None) -> Outgoing:
+    def _outgoing(
+        self, payload: Payload, *, codec: str = "", bucket: int = 0, settings: pb.CallSettings | None = None
+    ) -> Outgoing:
         return Outgoing(
             round=self._round,
             call=self._call,
             bucket=bucket,
-            codec=(payload.codec, payload.version),
+            codec=(codec or payload.codec, payload.version),
             settings=settings or pb.CallSettings(ratio=1.0),
             payload=split(wire.front_of(payload), wire.parts_of(payload)),
         )

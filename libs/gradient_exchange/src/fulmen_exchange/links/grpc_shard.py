@@ -97,11 +97,18 @@ class Incoming:
         sum: The encoded sum.
         accepted: Whether it includes this rank's payload.
         member_count: Members of which it was expected.
+        contributor_count: Members whose payloads it includes.
     """
 
     sum: StagedPayload
     accepted: bool
     member_count: int
+    contributor_count: int
+
+    @property
+    def factor(self) -> float:
+        """By what the sum is multiplied to be that of all members."""
+        return self.member_count / max(1, self.contributor_count)
 
 
 @dataclass(slots=True, eq=False)
@@ -406,6 +413,7 @@ class ShardClient:
                     sum=reply.take(),
                     accepted=status.status != pb.SegmentStatus.STATUS_LATE,
                     member_count=status.member_count,
+                    contributor_count=len(status.ranks),
                 )
             )
 

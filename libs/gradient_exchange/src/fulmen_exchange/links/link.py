@@ -19,10 +19,29 @@ class Sums:
     Attributes:
         replies: Encoded sum of each segment, the same bytes on every rank.
         accepted: For each segment, whether it includes this rank's payload.
+        factors: For each segment, the number of ranks over that of those whose payloads it includes; empty if all are.
     """
 
     replies: Sequence[Payload]
     accepted: Sequence[bool]
+    factors: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumSum:
+    """A part of a tensor that was summed over the ranks that were on time.
+
+    Attributes:
+        begin: First element.
+        end: The one after the last.
+        accepted: Whether it includes this rank's.
+        factor: Number of ranks over that of those that it includes.
+    """
+
+    begin: int
+    end: int
+    accepted: bool = True
+    factor: float = 1.0
 
 
 class Link(Protocol):
@@ -45,6 +64,13 @@ class Link(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sums a tensor over the ranks, in place, bit for bit the same on each."""
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """Sums a tensor as `all_reduce` does, but without ranks that are late, where the link has a quorum.
+
+        Returns:
+            Its parts in order, which differ between ranks in `accepted` alone.
+        """
 
     def supports(self, codec: SegmentCodec) -> bool:
         """Returns whether the link can sum a codec's payloads; always true for the codec it was made for."""
@@ -81,3 +107,11 @@ class Link(Protocol):
     @property
     def received_bytes(self) -> int:
         """Bytes received by this rank."""
+
+    @property
+    def up_bytes(self) -> int:
+        """Bytes that this rank has sent to be summed; half of what a ring sends."""
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of sums that this rank has received; half of what a ring receives."""

@@ -14,7 +14,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.shard import Shard
 from fulmen_exchange.aggregator.terms import MAX_RANKS
 from fulmen_exchange.codecs.codec import Payload, Round, SegmentCodec
-from fulmen_exchange.links.link import Sums
+from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.ranks import Ranks
 
 SMALL_BYTES = 16 * 1024
@@ -32,6 +32,8 @@ class TorchLink:
         self._shard: Shard | None = None
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.up_bytes = 0
+        self.down_bytes = 0
 
     @property
     def rank(self) -> int:
@@ -58,9 +60,16 @@ class TorchLink:
             self._sum_small(tensor)
             return
         self._ranks.sum(tensor)
-        moved = 2 * (self.size - 1) * size_bytes // self.size
-        self.sent_bytes += moved
-        self.received_bytes += moved
+        each_way = (self.size - 1) * size_bytes // self.size
+        self.sent_bytes += 2 * each_way
+        self.received_bytes += 2 * each_way
+        self.up_bytes += each_way
+        self.down_bytes += each_way
+
+    def sum_quorum(self, tensor: Tensor) -> Sequence[QuorumSum]:
+        """See `Link`: all ranks are waited for."""
+        self.all_reduce(tensor)
+        return (QuorumSum(begin=0, end=tensor.numel()),)
 
     def _sum_small(self, tensor: Tensor) -> None:
         """Sends a tensor to all ranks: one latency, where a ring takes 2 (N - 1)."""
@@ -87,13 +96,17 @@ class TorchLink:
         if self._shard is None:
             raise AssertionError("use() must be called before exchange()")
         outgoing = [[wire.encode(of_bucket[shard]) for of_bucket in payloads.values()] for shard in range(self.size)]
+        sent = self.sent_bytes
         of_ranks = self._all_to_all(outgoing)
+        self.up_bytes += self.sent_bytes - sent
         replies = []
         for bucket, messages in zip(payloads, zip(*of_ranks, strict=True), strict=True):
             mine = [wire.decode(data, device=self._ranks.device) for data in messages]
             as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
             replies.append(wire.encode(self._shard.reduce(bucket, mine, as_shard)))
+        received = self.received_bytes
         of_shards = self._all_to_all([replies] * self.size)
+        self.down_bytes += self.received_bytes - received
         return {
             bucket: Sums(
                 replies=[wire.decode(data, device=self._ranks.device) for data in messages],

@@ -119,7 +119,13 @@ class Prediction:
 def exchange_for(choice: CodecChoice, gradient_bytes: float, world_size: int) -> Exchange:
     """Returns the exchange that a choice causes."""
     topology = Topology.RING if choice.uses_ring else Topology.SHARDED
-    return Exchange(topology=topology, world_size=world_size, gradient_bytes=gradient_bytes, ratio=choice.bytes_ratio)
+    return Exchange(
+        topology=topology,
+        world_size=world_size,
+        gradient_bytes=gradient_bytes,
+        ratio=choice.bytes_ratio,
+        union=choice.ratio is not None,  # the default of codecs with a ratio; with `ratio_down` less comes back
+    )
 
 
 class Auto:

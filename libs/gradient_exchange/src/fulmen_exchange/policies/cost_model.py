@@ -8,8 +8,8 @@ G is the gradient's size as float32, N the number of ranks, k = 1 / ratio the sh
 | topology | bytes of a rank, each way | messages |
 |---|---|---|
 | ring all-reduce (Patarasuk and Yuan, 2009) | 2 (N - 1) / N k G | 2 (N - 1) |
-| sharded aggregator with a sparse reply | 2 k G (N - 1) / N | 2 |
-| sharded aggregator that replies with the union | (1 + N^0.62) k G (N - 1) / N, the reply at most dense | 2 |
+| sharded aggregator with a reply as large as a payload | 2 k G (N - 1) / N | 2 |
+| sharded aggregator that replies with the union | (1 + N^0.62) k G (N - 1) / N, the reply at most G / 2 | 2 |
 | all-gather | (N - 1) k G | N - 1 |
 
 The exponent of the union was measured with 2 to 32 ranks with error feedback; beyond that it is extrapolated.
@@ -51,7 +51,7 @@ class Exchange:
         world_size: N.
         gradient_bytes: G, as float32.
         ratio: Bytes of float32 per byte that a rank sends.
-        union: Whether a sharded aggregator replies with the union of all payloads instead of its largest elements.
+        union: Whether a sharded aggregator replies with the union of all payloads instead of its largest elements; in bfloat16 where that is less.
     """
 
     topology: Topology
@@ -70,7 +70,7 @@ class Exchange:
             case Topology.GATHER:
                 return (ranks - 1) * sent
             case Topology.SHARDED:
-                back = min(sent * ranks**UNION_EXPONENT, self.gradient_bytes) if self.union else sent
+                back = min(sent * ranks**UNION_EXPONENT, self.gradient_bytes / 2) if self.union else sent
                 return (sent + back) * (ranks - 1) / ranks
 
     @property

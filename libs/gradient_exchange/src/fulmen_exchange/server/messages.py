@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen_exchange.aggregator.effects import Chunk, JoinResult, Response, ResumePoint, RoundRecord
 from fulmen_exchange.aggregator.rounds import RoundMachine
-from fulmen_exchange.aggregator.terms import SUM, CallTerms, StragglerPolicy, Terms
+from fulmen_exchange.aggregator.terms import QUORUM_SUM, SUM, CallTerms, StragglerPolicy, Terms
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 
 MAX_TEXT = 1000
@@ -89,7 +89,7 @@ def chunk_of(message: ReadChunk) -> Chunk:
             ratio=settings.ratio,
             seed=settings.seed,
             flush=settings.flush,
-            total_bytes=head.total_bytes if head.codec == SUM else 0,
+            total_bytes=head.total_bytes if head.codec in (SUM, QUORUM_SUM) else 0,
         ),
         offset=head.offset_bytes,
         total_bytes=head.total_bytes,
@@ -134,6 +134,7 @@ def round_(record: RoundRecord) -> pb.GetRoundResponse:
 def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.ShardStatus:
     """Encodes the status of a shard."""
     totals = machine.totals
+    moved = totals.received_bytes + totals.sent_bytes
     return pb.ShardStatus(
         terms=terms(machine.terms),
         membership_epoch=machine.members.epoch,
@@ -150,7 +151,7 @@ def status(machine: RoundMachine, *, lost_residuals: int, now_s: float) -> pb.Sh
         ],
         received_bytes=totals.received_bytes,
         sent_bytes=totals.sent_bytes,
-        ratio=totals.raw_bytes / totals.received_bytes if totals.received_bytes else 1.0,
+        ratio=2.0 * totals.raw_bytes / moved if moved else 1.0,
         sum_count=totals.sums,
         partial_sum_count=totals.partial_sums,
         bad_checksum_count=totals.bad_checksums,

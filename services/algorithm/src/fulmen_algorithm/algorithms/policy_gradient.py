@@ -199,8 +199,8 @@ def exchanged(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in dict.fromkeys(name for each in metrics for name in each):
         values = [each[name] for each in metrics if name in each]
         found[name] = sum(values) if name.endswith(EXCHANGE_COSTS) else fmean(values)
-    if sent := found.get("exchange_sent_bytes"):
-        found["exchange_ratio"] = found["exchange_raw_bytes"] / sent
+    if moved := found.get("exchange_sent_bytes", 0.0) + found.get("exchange_received_bytes", 0.0):
+        found["exchange_ratio"] = 2.0 * found["exchange_raw_bytes"] / moved
     return found
 
 

@@ -40,6 +40,7 @@ final class Payload {
     return switch (expected.codec) {
       case AS_THEY_ARE -> payload.whole();
       case "topk", "dgc" -> payload.sparse();
+      case "union" -> payload.union();
       case "qsgd", "double_quantization" -> payload.quantised(expected.bits);
       case "topk_quantised" -> payload.sparseQuantised(expected.bits);
       default -> throw new IllegalArgumentException("no such codec: " + expected.codec);
@@ -162,6 +163,13 @@ final class Payload {
   private float[] whole() {
     need(parts.size() == 1 && part(0).length == size, "number of the parts, or of values");
     return part(0);
+  }
+
+  /** Reads the sum of what ranks have sent: without places where these would take more bytes. */
+  private float[] union() {
+    if (parts.size() != 1) return sparse();
+    needKinds(Kind.KIND_BFLOAT16);
+    return whole();
   }
 
   private float[] sparse() {
