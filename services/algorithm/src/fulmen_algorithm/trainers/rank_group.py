@@ -15,6 +15,7 @@ from fulmen_algorithm.cluster.port import Affinity, Resources, Wishes
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import OPEN, Answer, decode_result, encode_call
+from fulmen_algorithm.trainers.files.folders import folders_of
 from fulmen_algorithm.trainers.processes import Group, GroupOptions, RankEnded, RankRefused, start_group
 from fulmen_algorithm.trainers.survivors import Asks, asks_of, hand_over
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings
@@ -156,6 +157,7 @@ class RankGroupTrainer:
         call = await asyncio.to_thread(encode_call, method, rows, arguments)
         # A cancelled call leaves ranks in the middle of it, so the group cannot be used again.
         self._lost = "A call to the trainer was cancelled."
+        self._group.files.offer(folders_of(method, arguments))
         asks = asks_of(self._links, call)
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
@@ -166,6 +168,7 @@ class RankGroupTrainer:
             text = f"The trainer did not answer within {self._options.call_deadline_s:.0f} s."
             raise await self._lose(text, method, asks) from error
         finally:
+            self._group.files.offer()
             if self._interrupted is None:
                 await _cancelled(asks)
         self._lost = ""
