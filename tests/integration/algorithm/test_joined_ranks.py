@@ -73,9 +73,9 @@ async def test_a_run_on_joined_machines_goes_on_with_another_when_one_is_killed(
             machine(stack, short_tmp_path, "gpu-1", "far") as first,
             machine(stack, short_tmp_path, "gpu-2", "far") as second,
         ):
-            await watcher.until_notice("Placement on cluster 'machines': 2 processes: 1 on gpu-1, 1 on gpu-2.")
             if CAN_HIDE:
-                await watcher.until_notice("files are sent to it and from it")
+                await watcher.until_notice("files are sent to it and from it: it does not see")
+            await watcher.until_notice("Placement on cluster 'machines': 2 processes: 1 on gpu-1, 1 on gpu-2.")
             await watcher.until_step(2)
             os.kill(second.pid, signal.SIGKILL)
             await watcher.until_notice("2 nodes are asked for (own_nodes), and 1 can take a process")

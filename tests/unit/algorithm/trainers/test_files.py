@@ -13,14 +13,20 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from fulmen.rpc.tls import TlsFiles
 from fulmen_algorithm.cluster.gate import PROCESS, Gate, GateOptions
 from fulmen_algorithm.cluster.wire import Ticket, read_message
+from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.calls import Hello
+from fulmen_algorithm.trainers.files.access import OwnAccess
 from fulmen_algorithm.trainers.files.carried import WINDOW, CarriedFolders
 from fulmen_algorithm.trainers.files.folders import CallFolders
 from fulmen_algorithm.trainers.files.messages import CHUNK_BYTES, is_path_in_folder
 from fulmen_algorithm.trainers.files.server import FileServer
+from fulmen_algorithm.training.compute import ComputeSettings, Ddp
 from fulmen_algorithm.training.files import StorageFailed
+from fulmen_exchange.links.settings import ServerAccess
+from tests.support.algorithm.trainers import setup_of
 
 LIMIT_S = 60.0
 MODEL = os.urandom(20 * CHUNK_BYTES + 7)
@@ -194,3 +200,37 @@ async def test_a_group_that_has_ended_gives_nothing(service, run_dir, tmp_path):
     service.gate.forget(service.ticket)
     with pytest.raises(OSError, match=r"has ended this group"):
         await on_rank(read, rank(service.ticket, tmp_path), run_dir / "model")
+
+
+async def test_the_token_for_servers_of_shards_is_kept_fresh_in_a_file_of_its_user_alone(
+    service, run_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fulmen_algorithm.trainers.files.access.REFRESH_S", 0.05)
+    token, there = tmp_path / "service.token", tmp_path / "unseen.token"
+    token.write_text("first")
+    access = ServerAccess(training_run="run", token_file=str(there))
+    setup = replace(setup_of(run_dir / "model", ComputeSettings(parallel=Ddp(ranks=1))), server_access=access)
+    service.files.offer(CallFolders(read=frozenset({run_dir / "model"})))
+    carried = rank(service.ticket, tmp_path)
+    with pytest.raises(FileNotFoundError):
+        await on_rank(opened, carried, setup)
+    service.files.token_file = token
+    found = await on_rank(opened, carried, setup)
+    own = Path(found.token_file)
+    assert (own.read_text(), own.stat().st_mode & 0o777) == ("first", 0o600)
+    token.write_text("second")
+    async with asyncio.timeout(LIMIT_S):
+        while own.read_text() != "second":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def opened(carried: CarriedFolders, setup: TrainerSetup) -> ServerAccess:
+    with carried.there("open", {"setup": setup}) as given:
+        return given["setup"].server_access
+
+
+def test_authorities_that_a_machine_does_not_have_are_its_own(tmp_path):
+    (tmp_path / "there.pem").touch()
+    tls = {"a:1": TlsFiles(ca_file="/nowhere"), "b:1": TlsFiles(ca_file=str(tmp_path / "there.pem")), "c:1": None}
+    own = OwnAccess(tmp_path, lambda: b"", ca_file="/own.pem").of(ServerAccess(training_run="run", tls=tls))
+    assert own.tls == {**tls, "a:1": TlsFiles(ca_file="/own.pem")}

@@ -61,6 +61,8 @@ class RankGroupTrainer:
         )
         parallel = setup.compute.parallel
         trainer = cls(await start_group(MODULE, parallel.ranks, options, wishes), options, parallel)
+        if setup.server_access is not None and setup.server_access.token_file:
+            trainer._group.files.token_file = Path(setup.server_access.token_file)
         try:
             await trainer._call(OPEN, setup=setup)
             trainer._tokenizer = await asyncio.to_thread(_load_tokenizer, setup.model_dir)

@@ -14,6 +14,7 @@ from asyncio import StreamReader, StreamWriter
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,6 +26,7 @@ from fulmen_algorithm.cluster.gate import PROCESS
 from fulmen_algorithm.cluster.wire import PLACE_VARIABLE, UNSEEN_VARIABLE, VIEWS, Refused, Ticket, connect, read_message
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import OPEN, Hello, frame
+from fulmen_algorithm.trainers.files.access import OwnAccess
 from fulmen_algorithm.trainers.files.folders import folders_of, moved
 from fulmen_algorithm.trainers.files.messages import (
     ARRIVING,
@@ -35,6 +37,7 @@ from fulmen_algorithm.trainers.files.messages import (
     FinishFile,
     ListFiles,
     ReadFile,
+    ReadToken,
     Reply,
     Request,
     WriteFile,
@@ -68,6 +71,7 @@ class CarriedFolders:
         self._unseen = tuple(unseen)
         self._held, self._views = place / "files", place / VIEWS
         self._opened: list[Path] = []
+        self._access: OwnAccess | None = None
 
     @classmethod
     def from_environment(cls, ticket: Ticket, rank: int) -> "CarriedFolders":
@@ -87,7 +91,7 @@ class CarriedFolders:
         wanted = folders_of(method, arguments)
         read, written = self._carried(wanted.read), self._carried(wanted.written)
         if not read and not written:
-            yield arguments
+            yield self._with_access(arguments) if self._unseen else arguments
             return
         views: dict[Path, Path] = {}
         try:
@@ -99,7 +103,7 @@ class CarriedFolders:
                 if not asyncio.run(self._exists(folder)):
                     views[folder].rmdir()
             with _named_as_there(views):
-                yield moved(arguments, views)
+                yield self._with_access(moved(arguments, views))
             for folder in written:
                 asyncio.run(self._send(views[folder], folder))
         finally:
@@ -109,6 +113,21 @@ class CarriedFolders:
                 unused, self._opened = self._opened, unused
             for view in unused:
                 shutil.rmtree(view, ignore_errors=True)
+
+    def _with_access(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        setup = arguments.get("setup")
+        if setup is None or setup.server_access is None:
+            return arguments
+        if self._access is None:
+            self._access = OwnAccess(self._new_view(), self._token, ca_file=self._ticket.ca_file)
+        return {**arguments, "setup": replace(setup, server_access=self._access.of(setup.server_access))}
+
+    def _token(self) -> bytes:
+        async def asked() -> bytes:
+            [reply] = [each async for each in self._ask([ReadToken()])]
+            return reply.data
+
+        return asyncio.run(asked())
 
     def _carried(self, folders: Iterable[Path]) -> list[Path]:
         return sorted(each for each in folders if any(each.is_relative_to(unseen) for unseen in self._unseen))

@@ -61,7 +61,11 @@ class FinishFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     sha256: str
 
 
-Request = ListFiles | ReadFile | FindArrived | WriteFile | FinishFile
+class ReadToken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Asks for the token with which ranks call servers of shards."""
+
+
+Request = ListFiles | ReadFile | FindArrived | WriteFile | FinishFile | ReadToken
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         text: Text of the error.
         exists: Whether the folder or file that was asked for is there.
         files: Its files.
-        data: Piece of a file.
+        data: Piece of a file, or the token.
         offset: Number of bytes that have arrived.
     """
 

@@ -27,6 +27,7 @@ from fulmen_algorithm.trainers.files.messages import (
     FinishFile,
     ListFiles,
     ReadFile,
+    ReadToken,
     Reply,
     Request,
     WriteFile,
@@ -43,10 +44,15 @@ _log = structlog.get_logger()
 
 
 class FileServer:
-    """Serves the lines of one group."""
+    """Serves the lines of one group.
+
+    Attributes:
+        token_file: File with the token with which its ranks call servers of shards; None for no token.
+    """
 
     def __init__(self, ranks: int) -> None:
         """Offers nothing yet."""
+        self.token_file: Path | None = None
         self._offered = _NOTHING
         self._most = LINES_PER_RANK * ranks
         self._lines: set[StreamWriter] = set()
@@ -59,7 +65,7 @@ class FileServer:
 
     def close(self) -> None:
         """Closes the lines and serves nothing more; idempotent."""
-        self._offered, self._most = _NOTHING, 0
+        self._offered, self._most, self.token_file = _NOTHING, 0, None
         for writer in self._lines:
             writer.transport.abort()
 
@@ -85,6 +91,8 @@ class FileServer:
     async def _answer(self, message: bytes) -> Reply:
         request = msgspec.msgpack.decode(message, type=Request)
         try:
+            if isinstance(request, ReadToken):
+                return Reply(data=await asyncio.to_thread(self._token))
             if isinstance(request, ListFiles):
                 # One at a time: all ranks ask for the same, and digests take time.
                 async with self._listing:
@@ -92,6 +100,11 @@ class FileServer:
             return await asyncio.to_thread(self._carry, request)
         except OSError as error:
             return Reply(error=error.errno or errno.EIO, text=error.strerror or "")
+
+    def _token(self) -> bytes:
+        if self.token_file is None:
+            raise _none("token")
+        return self.token_file.read_bytes()
 
     def _list(self, request: ListFiles) -> Reply:
         folder = Path(request.folder)
