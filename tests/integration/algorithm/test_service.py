@@ -131,12 +131,15 @@ async def test_a_check_shows_the_gpus_of_each_stage_or_every_reason_why_they_do_
         assert "stage 2 (grpo): the trainer's 4 ranks and the 4 copies of the reference: 8 GPUs are needed" in refused
 
 
-ON_CLUSTERS = STAGES.partition("[[stage]]")[0] + """
+ON_CLUSTERS = (
+    STAGES.partition("[[stage]]")[0]
+    + """
 [[stage]]
 algorithm = "grpo"
 parallel = {kind = "ddp", ranks = RANKS, cluster = "CLUSTER", cpus = 1}
 engine = {kind = "embedded", replicas = REPLICAS, cluster = "hpc", gpus = GPUS}
 """
+)
 
 
 async def test_a_check_asks_clusters_what_they_have_and_says_which_it_could_not_ask(tmp_path, monkeypatch):

@@ -214,9 +214,8 @@ class RankGroupTrainer:
 
     async def _lose(self, text: str, method: str, asks: Asks) -> TrainerLost:
         self._lost = text
-        # Collectives of NCCL end their process; and a state that is being read is none.
-        on_cpus = not self._options.device.startswith("cuda")
-        if self._parallel.is_elastic and on_cpus and method not in (OPEN, "read_state"):
+        # A state that is being read is none.
+        if self._parallel.is_elastic and method not in (OPEN, "read_state"):
             # The caller may have those that are left hand over.
             self._interrupted = method, asks
         else:
