@@ -33,6 +33,7 @@ ENGINES = 4
 FITS = 128
 """Agents whose conversations the caches hold together."""
 
+MEASURED_S = 40.0
 SEED = 1
 _MAX_IN_FLIGHT = 4000
 _BALANCINGS = {
@@ -67,12 +68,13 @@ class Case:
     training: Training | None = None
     timings: Timings = field(default_factory=Timings)
     warm_s: float = 20.0
-    measured_s: float = 40.0
+    measured_s: float = MEASURED_S
 
     @property
     def name(self) -> str:
         """What it is called in the results."""
-        return f"{self.rule}{' by turns' if self.by_turns else ''}, {self.agents} agents"
+        long = f", {self.measured_s:g} s" if self.measured_s > MEASURED_S else ""
+        return f"{self.rule}{' by turns' if self.by_turns else ''}, {self.agents} agents{long}"
 
 
 @dataclass(slots=True, kw_only=True)
