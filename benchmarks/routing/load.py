@@ -41,6 +41,8 @@ _BALANCINGS = {
     "prefix cache": route_pb2.BALANCING_PREFIX_CACHE,
 }
 _FORGET_EVERY_S = 1.0
+_KEY_S = 3600.0
+"""A long case takes many minutes on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class Run:
             if self._consumer:
                 await self._consumer.begin()
             agent = next(self._trace)
-            attempt, key = self._proxy.attempt()
+            attempt, key = self._proxy.attempt(ttl_s=_KEY_S)
             await self._attempt(session, agent, attempt, key, over=over)
             over = 0.0
             await self._proxy.flush(attempt)
