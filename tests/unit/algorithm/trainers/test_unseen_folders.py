@@ -43,9 +43,11 @@ def machines() -> Iterator[Machines]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    made = tmp_path / "service/run"
+    made = tmp_path / "service/disk/run"
     made.mkdir(parents=True)
-    return made
+    # Calls name it in several ways.
+    (tmp_path / "service/run").symlink_to(made)
+    return tmp_path / "service/run"
 
 
 @pytest.fixture

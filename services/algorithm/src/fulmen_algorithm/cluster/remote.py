@@ -108,7 +108,7 @@ class RemoteCluster:
         """See `port.Cluster`."""
         nodes = await self._launcher.nodes()
         if not nodes:
-            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses"
+            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses (it does not tell which it has)"
         return planned_together([self._as_placed(order) for order in orders], nodes)
 
     async def room(self, order: GroupOrder, *, without: Collection[str] = ()) -> int:
@@ -321,7 +321,7 @@ class RemoteGroup:
             place = place_variables(index, order.count, local=(placed[guard.place], own[guard.place]))
             placed[guard.place] += 1
             peers = [(each.address, each.port) for each in askers if each is not guard] if guard in askers else []
-            environment = {**order.environment, **place, UNSEEN_VARIABLE: json.dumps(guard.not_seen)}
+            environment = {**order.environment, **place, UNSEEN_VARIABLE: json.dumps(_names_of(guard.not_seen))}
             guard.tell("run", module=order.module, flags=list(order.flags), environment=environment, peers=peers)
         await self._all([guard.started for guard in self._guards], "start")
 
@@ -411,6 +411,12 @@ class RemoteGroup:
         if not answered.done():
             raise ClusterFailed(f"The processes did not {what}: {ending.result()}.")
         return answered.result()
+
+
+def _names_of(folders: Sequence[str]) -> list[str]:
+    """Returns every name by which a call may have folders."""
+    paths = [Path(folder) for folder in folders]
+    return sorted({str(name) for each in paths for name in (each, each.absolute(), each.resolve())})
 
 
 async def _results(answers: Sequence["asyncio.Future[Answer]"]) -> list[Answer]:
