@@ -19,6 +19,7 @@ from fulmen_algorithm.cluster.reach import LIMIT_PER_SILENCE, Answering, until_u
 from fulmen_algorithm.cluster.wire import (
     NODE_VARIABLE,
     PLACE_VARIABLE,
+    UNSEEN_VARIABLE,
     VARIABLE,
     Refused,
     Ticket,
@@ -87,7 +88,9 @@ class Guardian:
             task.cancel()
 
     async def _run(self, note: Mapping[str, Any]) -> None:
-        place = {PLACE_VARIABLE: os.environ[PLACE_VARIABLE]} if PLACE_VARIABLE in os.environ else {}
+        place = {}
+        if UNSEEN_VARIABLE in note["environment"] and PLACE_VARIABLE in os.environ:
+            place = {PLACE_VARIABLE: os.environ[PLACE_VARIABLE]}
         environment = {**without_settings(), **place, **note["environment"], VARIABLE: self._ticket.text()}
         try:
             self._child = await self._modules.start(note["module"], note["flags"], environment=environment, quiet=True)

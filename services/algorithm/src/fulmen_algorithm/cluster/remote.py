@@ -321,7 +321,8 @@ class RemoteGroup:
             place = place_variables(index, order.count, local=(placed[guard.place], own[guard.place]))
             placed[guard.place] += 1
             peers = [(each.address, each.port) for each in askers if each is not guard] if guard in askers else []
-            environment = {**order.environment, **place, UNSEEN_VARIABLE: json.dumps(_names_of(guard.not_seen))}
+            unseen = {UNSEEN_VARIABLE: json.dumps(_names_of(guard.not_seen))} if guard.not_seen else {}
+            environment = {**order.environment, **place, **unseen}
             guard.tell("run", module=order.module, flags=list(order.flags), environment=environment, peers=peers)
         await self._all([guard.started for guard in self._guards], "start")
 
