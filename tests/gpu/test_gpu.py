@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import torch
 from fulmen_algorithm.cluster.gpus.machine import NvidiaSmi
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.objectives import LossKl, Objective
+from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.trainers.elastic import ElasticTrainer
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
@@ -35,7 +40,7 @@ GROUPS = {
 }
 
 
-async def losses(trainer: InProcessTrainer | RankGroupTrainer, rows: list[Row]) -> list[float]:
+async def losses(trainer: Trainer, rows: list[Row]) -> list[float]:
     """Takes three steps."""
     results = []
     for step in range(3):
@@ -123,6 +128,30 @@ async def test_bf16_over_sharded_weights_trains(model_dir: Path, rows: list[Row]
         assert await losses(trainer, rows) == pytest.approx(await on_cpu(model_dir, rows), abs=0.05)
     finally:
         await trainer.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than 2 GPUs")
+async def test_the_rank_that_is_left_aborts_nccl_and_hands_its_state_over(
+    model_dir: Path, rows: list[Row], tmp_path: Path
+) -> None:
+    exact = ComputeSettings(parallel=Ddp(ranks=2, min_ranks=1), precision=Precision.FP32)
+    setup = replace(setup_of(model_dir, exact), run_dir=tmp_path)
+    notices: list[str] = []
+    trainer = await ElasticTrainer.open(
+        setup, GroupOptions(device="cuda"), notify=lambda severity, text: notices.append(text)
+    )
+    try:
+        # It stops where the other waits for it in a sum, and is then killed.
+        os.kill(trainer.group.pids[1], signal.SIGSTOP)
+        training = asyncio.create_task(losses(trainer, rows))
+        await asyncio.sleep(10.0)
+        assert not training.done()
+        os.kill(trainer.group.pids[1], signal.SIGKILL)
+        assert await training == pytest.approx(await on_cpu(model_dir, rows), abs=1e-4)
+    finally:
+        await trainer.close()
+    [notice] = notices
+    assert "No step is lost: going on with" in notice
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not installed")

@@ -54,7 +54,7 @@ class Machine:
         self._service, self._token, self._said = service, token, said
         self._say: asyncio.Queue[pb.JoinRanksRequest] = asyncio.Queue()
 
-    async def joins(self, *, sees: bool = True, says: Sequence[pb.JoinRanksRequest] = ()) -> FulmenError | None:
+    async def joins(self, *, says: Sequence[pb.JoinRanksRequest] = ()) -> FulmenError | None:
         """Joins; returns the error with which the stream ends, and None if it is still open when it has said everything."""
         self._say.put_nowait(pb.JoinRanksRequest(hello=self._said))
         stub = RankServiceStub(await self._service.channel(self._token))
@@ -62,11 +62,10 @@ class Machine:
         try:
             async with asyncio.timeout(LIMIT_S):
                 look = (await anext(aiter(stream))).look
-                folders = dict(look.folders)
-                unseen = unseen_folders(folders) if sees else sorted(folders)
+                unseen = unseen_folders(dict(look.folders))
                 for message in (pb.JoinRanksRequest(seen=pb.FoldersSeen(unseen=unseen)), *says):
                     self._say.put_nowait(message)
-                if not sees or says:
+                if says:
                     async for message in stream:
                         self.started.append(message.start)
         except FulmenError as error:
@@ -215,12 +214,11 @@ async def test_every_problem_of_a_hello_is_told(
 
 async def test_a_machine_that_differs_is_refused_with_everything_in_which_it_does(service: Service, run: str) -> None:
     other = build() | {"torch": "0.1", "settings": "0" * 16}
-    error = await Machine(service, run_token(run, role="rank"), hello(run, build=other)).joins(sees=False)
+    error = await Machine(service, run_token(run, role="rank"), hello(run, build=other)).joins()
     assert isinstance(error, ArgumentInvalid)
     told = [violation.description for violation in error.violations]
     assert [text.partition(",")[0] for text in told[:2]] == ["has torch 0.1", f"has settings {'0' * 16}"]
-    assert len(told) == 4
-    assert all(text.endswith("is not seen as the service sees it") for text in told[2:])
+    assert len(told) == 2
 
 
 async def test_of_two_machines_of_one_name_one_joins(service: Service, run: str) -> None:

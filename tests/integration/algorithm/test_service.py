@@ -26,6 +26,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.algorithm import fake_slurm
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
 KEY = "k" * 32
@@ -128,6 +129,54 @@ async def test_a_check_shows_the_gpus_of_each_stage_or_every_reason_why_they_do_
         ) in shown
         refused = " ".join((await checked(4, status=Exit.USAGE)).split())
         assert "stage 2 (grpo): the trainer's 4 ranks and the 4 copies of the reference: 8 GPUs are needed" in refused
+
+
+ON_CLUSTERS = (
+    STAGES.partition("[[stage]]")[0]
+    + """
+[[stage]]
+algorithm = "grpo"
+parallel = {kind = "ddp", ranks = RANKS, cluster = "CLUSTER", cpus = 1}
+engine = {kind = "embedded", replicas = REPLICAS, cluster = "hpc", gpus = GPUS}
+"""
+)
+
+
+async def test_a_check_asks_clusters_what_they_have_and_says_which_it_could_not_ask(tmp_path, monkeypatch):
+    for name, value in fake_slurm.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "agent.py").write_text("def solve(task): return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"input": "hello"}\n')
+    (tmp_path / "conversations.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hello"}]}\n')
+    token = TokenSigner(KEY).issue(Role.CLIENT, subject="test", ttl_s=600)
+    slurm = {"kind": "slurm", "folder": str(tmp_path)}
+    clusters = json.dumps({"hpc": slurm, "machines": {"kind": "joined"}})
+    async with serving(tmp_path / "state", CLUSTERS=clusters) as (_, target):
+
+        async def checked(*, status: Exit, **words: object) -> str:
+            text = ON_CLUSTERS
+            for word, value in words.items():
+                text = text.replace(word, str(value))
+            (tmp_path / "train.toml").write_text(text)
+            command = ["train", str(tmp_path / "train.toml"), "--check", "--algorithm-target", target, "--token", token]
+            done = await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "200", "TERM": "dumb"})
+            assert done.exit_code == status, done.output
+            return " ".join(done.output.split())
+
+        shown = await checked(RANKS=2, CLUSTER="hpc", REPLICAS=1, GPUS=1, status=Exit.OK)
+        placed = "Placement of ranks and engines on cluster 'hpc': 2 processes: 2 on node-a; 1 process: 1 on node-b."
+        assert placed in shown
+        # Everything that does not fit is told at once.
+        refused = await checked(RANKS=9, CLUSTER="hpc", REPLICAS=1, GPUS=3, status=Exit.USAGE)
+        assert "9 processes ask for 9 CPUs, and the nodes have 4 together" in refused
+        assert "a process asks for 3 GPUs, and the largest node has 2" in refused
+        shown = await checked(RANKS=2, CLUSTER="machines", REPLICAS=1, GPUS=1, status=Exit.OK)
+        assert "Machines of cluster 'machines' join a run once it is created, so none was asked." in shown
+        assert "Placement of engines on cluster 'hpc': 1 process: 1 on node-b." in shown
+        (tmp_path / "slurm-bin/sinfo").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2; exit 1\n")
+        shown = await checked(RANKS=2, CLUSTER="hpc", REPLICAS=1, GPUS=1, status=Exit.OK)
+        assert "Placement on cluster 'hpc' was not planned: Cluster 'hpc' does not answer: sinfo" in shown
+        assert "Unable to contact slurm controller" in shown
 
 
 async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):

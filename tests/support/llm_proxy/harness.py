@@ -157,7 +157,7 @@ async def running_proxy(
         backend_url: the backend `one`, to which a trainable route leads; empty for no backend and no route.
     """
     signer = TokenSigner(signing_key)
-    token = signer.issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
+    token = signer.issue(Role.SERVICE, subject="llm_proxy", ttl_s=3600)
     resolved = LlmProxySettings(
         **{
             "attempt_key_secret": attempt_secrets(signing_key),

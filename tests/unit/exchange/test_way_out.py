@@ -60,3 +60,37 @@ def test_a_rank_leaves_with_the_others_of_its_copy_though_its_own_collective_has
     with pytest.raises(RanksLost):
         way_out.run(lambda: 8)
     assert told == [False, False]
+
+
+class Waiting:
+    """A group as NCCL's: what waits in it goes on when it is aborted, as if it had ended."""
+
+    def __init__(self) -> None:
+        self.aborted = Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+def test_groups_with_ranks_that_are_lost_are_aborted_before_the_ranks_of_the_copy_agree():
+    left: Future[None] = Future()
+    way_out, world, peers = WayOut(left), Waiting(), Waiting()
+    way_out.groups += [world, peers]
+
+    def collective() -> str:
+        left.set_result(None)
+        world.aborted.wait()
+        return "what an aborted sum has left"
+
+    agreed: list[bool] = []
+    way_out.agree = lambda leaves: bool(agreed.append(world.aborted.is_set() and peers.aborted.is_set())) or leaves
+    with pytest.raises(RanksLost):
+        way_out.run(collective)
+    assert agreed == [True]
+
+
+def test_groups_that_lost_nobody_are_not_aborted():
+    way_out, group = WayOut(Future()), Waiting()
+    way_out.groups.append(group)
+    assert way_out.run(lambda: 7) == 7
+    assert not group.aborted.is_set()

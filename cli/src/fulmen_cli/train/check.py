@@ -29,7 +29,7 @@ PROJECT: Final = "projects/default"
 ANY_VERSION: Final = "resources/any/versions/1"
 ANY_RUN: Final = f"{PROJECT}/trainingRuns/any"
 UNCHECKED: Final = "the settings of its stages, which were not checked: the algorithm service is not installed here."
-ASK_LIMIT_S: Final = 5.0
+ASK_LIMIT_S: Final = 60.0
 
 
 async def check(
@@ -65,7 +65,7 @@ async def check(
         f"stage {number} ({stage.algorithm}): {text}"
         for number, stage, text in zip(count(1), plan.stages, gpus, strict=False)
     ]
-    lines += [f"The GPUs of the stages were not planned: {unasked}"] if unasked else []
+    lines += [f"The places of the stages were not planned: {unasked}"] if unasked else []
     console().print("\n".join([*lines, verdict, "Nothing was published."]), markup=False, soft_wrap=True)
 
 
@@ -97,7 +97,7 @@ def _stage_problems(config: TrainConfig) -> list[str] | None:
 
 
 async def _gpu_plans(config: TrainConfig, connection: Connection) -> tuple[Sequence[str], str]:
-    """Asks the algorithm service which GPUs of its machine the stages would get.
+    """Asks the algorithm service which GPUs of its machine the stages would get, and where on clusters they would be.
 
     Returns:
         A text for each stage; or none, and why the service was not asked or does not answer.

@@ -193,6 +193,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         rules=replace(
             rules_of(settings, algorithms, roots, bases, is_taken=partial(_is_taken, runs, engines)),
             gpu_plan=gpus.plan,
+            cluster_plan=connections.cluster_plan,
         ),
         ownership=ownership,
         forwarding=forwarding,

@@ -20,6 +20,7 @@ from fulmen_algorithm.clients.rank_tokens import RankTokens
 from fulmen_algorithm.clients.store import RolloutRequest, StoreQueue, StoreResources
 from fulmen_algorithm.cluster.clusters import of_run
 from fulmen_algorithm.cluster.gpus.runs import RunGpus, Served
+from fulmen_algorithm.cluster.joined import JoinedCluster
 from fulmen_algorithm.cluster.port import Cluster, ClusterFailed, GroupOrder, PlacementRefused
 from fulmen_algorithm.engines.on_clusters import engines_plan, is_on_cluster
 from fulmen_algorithm.engines.pool import EnginePool, RunServing
@@ -28,19 +29,22 @@ from fulmen_algorithm.policy.engine_settings import StartedEngine
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import AlgorithmSettings, RunSettings
 from fulmen_algorithm.runs.failure import RunFailed, TrainerLost
-from fulmen_algorithm.runs.ports import EngineCount, RunFence
+from fulmen_algorithm.runs.ports import EngineCount, GpuPlan, RunFence
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.trainers.elastic import ElasticTrainer, ranks_with_room
 from fulmen_algorithm.trainers.processes import GroupOptions, group_order
 from fulmen_algorithm.trainers.rank_group import MODULE, RankGroupTrainer, wishes_of
-from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, shown_gpus
+from fulmen_algorithm.training.compute import THIS_MACHINE, ComputeSettings, shown_gpus
 from fulmen_exchange.links.settings import ServerAccess
 from fulmen_service_kit.isolation.launch import Isolator
 from fulmen_service_kit.isolation.levels import Isolation
 
 if TYPE_CHECKING:
     from fulmen_algorithm.trainers.in_process import TorchThread
+
+PLAN_DEADLINE_S = 30.0
+"""Time for a cluster to say what it has, for a plan that nobody waits for: Ray starts a driver."""
 
 
 class ServiceConnections:
@@ -160,27 +164,64 @@ class ServiceConnections:
         for severity, text in (("info", on_gpus.text), ("warning", on_gpus.sharing)):
             if text:
                 notify(severity, text)
-        for name, orders in (await self._orders(run, settings, trains=trains)).items():
-            notify("info", await self._plan(name, orders, of_run(self._cluster(name), run.name, notify)))
+        refused: list[str] = []
+        for name in _clusters_of(settings, trains=trains):
+            if refused and isinstance(self._cluster(name), JoinedCluster):
+                continue  # it would wait for machines
+            orders = await self._orders_of(name, run.name, settings, trains=trains)
+            try:
+                notify("info", await self._plan(name, orders, of_run(self._cluster(name), run.name, notify)))
+            except RunFailed as error:
+                refused.append(error.message)
+        if refused:
+            raise RunFailed(" ".join(refused))
         return on_gpus.settings
+
+    async def cluster_plan(self, settings: RunSettings, trains: bool) -> GpuPlan:
+        """Plans a run on the clusters that it names, with what these say that they have; says so where they do not say it.
+
+        Machines that join do so for one run, after it was created, so there are none to ask.
+        """
+        texts: list[str] = []
+        problems: list[str] = []
+        for name in [each for each in _clusters_of(settings, trains=trains) if each != THIS_MACHINE]:
+            if isinstance(self._clusters.get(name), JoinedCluster):
+                texts.append(f"Machines of cluster {name!r} join a run once it is created, so none was asked.")
+                continue
+            try:
+                async with asyncio.timeout(PLAN_DEADLINE_S):
+                    orders = await self._orders_of(name, "", settings, trains=trains)
+                    texts.append(await self._plan(name, orders, self._cluster(name)))
+            except RunFailed as error:
+                problems.append(error.message)
+            except TrainerLost as error:
+                texts.append(f"Placement on cluster {name!r} was not planned: {error.message}")
+            except TimeoutError:
+                texts.append(f"Placement on cluster {name!r} was not planned: no answer within {PLAN_DEADLINE_S:g} s.")
+        return GpuPlan(text=" ".join(texts), problems=problems)
 
     def leave(self, run: TrainingRun) -> None:
         """See `runs.execution.Connections`."""
         self._gpus.release(run.name)
 
-    async def _orders(
-        self, run: TrainingRun, settings: RunSettings, *, trains: bool
-    ) -> Mapping[str, Mapping[str, GroupOrder]]:
-        """Returns what a run asks of each cluster: its ranks, its engines."""
-        asked: dict[str, dict[str, GroupOrder]] = {}
-        if trains and isinstance(settings, AlgorithmSettings) and not isinstance(settings.parallel, OneProcess):
-            options, compute = self._group_options(settings.compute, run.name), settings.compute
-            ranks = await self._room(settings.parallel.cluster, compute, options)
-            order = group_order(MODULE, ranks, options, wishes_of(compute, options))
-            asked.setdefault(settings.parallel.cluster, {})["ranks"] = order
+    async def _orders_of(
+        self, cluster: str, training_run: str, settings: RunSettings, *, trains: bool
+    ) -> Mapping[str, GroupOrder]:
+        """Returns what a run asks of a cluster: its ranks, its engines.
+
+        Raises:
+            RunFailed: if the operator has none of this name.
+            TrainerLost: if it does not answer.
+        """
+        asked: dict[str, GroupOrder] = {}
+        if cluster == _ranks_cluster(settings, trains=trains):
+            assert isinstance(settings, AlgorithmSettings)
+            options, compute = self._group_options(settings.compute, training_run), settings.compute
+            ranks = await self._room(cluster, compute, options)
+            asked["ranks"] = group_order(MODULE, ranks, options, wishes_of(compute, options))
         engine = settings.engine
-        if isinstance(engine, StartedEngine) and is_on_cluster(engine):
-            asked.setdefault(engine.cluster, {})["engines"] = engines_plan(engine, self._settings.device)
+        if isinstance(engine, StartedEngine) and is_on_cluster(engine) and engine.cluster == cluster:
+            asked["engines"] = engines_plan(engine, self._settings.device)
         return asked
 
     async def _room(self, cluster: str, compute: ComputeSettings, options: GroupOptions) -> int:
@@ -271,6 +312,17 @@ class ServiceConnections:
         except OSError as error:
             raise RunFailed(f"A file of the setting exchange_targets cannot be read: {error.strerror}.") from error
         return TlsFiles(ca_file=file, certificate_file=settings.tls_certificate_file, key_file=settings.tls_key_file)
+
+
+def _clusters_of(settings: RunSettings, *, trains: bool) -> list[str]:
+    """Returns the clusters that a run asks for something, that of its ranks first."""
+    ranks, engine = _ranks_cluster(settings, trains=trains), settings.engine
+    engines = engine.cluster if isinstance(engine, StartedEngine) and is_on_cluster(engine) else ""
+    return [name for name in dict.fromkeys((ranks, engines)) if name]
+
+
+def _ranks_cluster(settings: RunSettings, *, trains: bool) -> str:
+    return settings.cluster if trains and isinstance(settings, AlgorithmSettings) else ""
 
 
 def _isolator(settings: AlgorithmServiceSettings) -> Isolator:

@@ -348,7 +348,7 @@ async def test_a_plan_without_any_node_that_takes_pods_is_refused(api, gate):
 
 async def test_a_service_that_may_not_read_nodes_and_one_of_an_autoscaled_cluster_plan_nothing(api, gate):
     big = GroupOrder(module="any", count=64, wishes=Wishes(each=Resources(cpus=64)))
-    told = "64 processes, on nodes that the cluster chooses"
+    told = "64 processes, on nodes that the cluster chooses (it does not tell which it has)"
     assert await remote(launcher_of(api, autoscaled=True), gate).plan(big) == told
     api.forbidden = {"/api/v1/nodes", "/api/v1/pods"}
     assert await remote(launcher_of(api), gate).plan(big) == told

@@ -108,6 +108,12 @@ def test_groups_of_one_run_are_planned_beside_each_other():
     assert list(refused.value.reasons) == [
         "5 processes ask for 10 CPUs, and the nodes have 8 together beside the 2 processes before"
     ]
+    with pytest.raises(PlacementRefused) as refused:
+        planned_together([order(2, Affinity.PACK, cpus=99), order(1, Affinity.PACK, cpus=98)], NODES)
+    assert [reason.partition(",")[0] for reason in refused.value.reasons] == [
+        "a process asks for 99 CPUs",
+        "a process asks for 98 CPUs",
+    ]
 
 
 @given(

@@ -95,19 +95,29 @@ async def test_a_plan_waits_for_machines_and_says_what_to_run_where(door, machin
     )
 
 
-async def test_a_machine_with_another_torch_and_other_folders_is_refused_with_all_reasons(door, machines, tmp_path):
+async def test_a_machine_with_another_torch_is_refused_and_told_why(door, machines, tmp_path):
     named = tmp_path / "elsewhere/torch-0.1.dist-info"
     named.mkdir(parents=True)
     (named / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 0.1\n")
     # Where Python looks first.
     (named.parent / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(named.parent)!r})\n")
     other = ["sh", "-c", f'PYTHONPATH={named.parent}:$PYTHONPATH exec "$@"', "sh"]
-    hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {tmp_path}/service && exec "$@"', "sh"]
-    machine = door.start_machine("gpu-0", within=[*machines.within(0), *other, *hidden])
+    machine = door.start_machine("gpu-0", within=[*machines.within(0), *other])
     assert await asyncio.to_thread(machine.wait, DEADLINE_S) == 1
     [notice] = door.runs.entry(door.run.name).events.notices()
     assert notice.message.startswith("The machine gpu-0 cannot take ranks: build has torch 0.1, the service ")
-    assert notice.message.endswith("is not seen as the service sees it.")
+
+
+async def test_of_a_machine_that_does_not_see_the_runs_folder_it_is_said(door, machines, tmp_path):
+    hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {tmp_path}/service && exec "$@"', "sh"]
+    door.start_machine("gpu-0", within=[*machines.within(0), *hidden], FULMEN_RANK_WARM_START="false")
+    await door.until("gpu-0")
+    entry = door.runs.entry(door.run.name)
+    [notice] = entry.events.notices()
+    assert notice.message == (
+        "The machine gpu-0 has joined: it takes 2 ranks, and files are sent to it and from it: it does not see"
+        f" {entry.files.folder.absolute()}."
+    )
 
 
 @pytest.mark.long(short=True)

@@ -178,7 +178,7 @@ class JoinedCluster(RemoteCluster):
     ) -> None:
         """`start_deadline_s` includes the time until there are enough machines."""
         launcher = _RunMachines(machines, training_run)
-        super().__init__(launcher, gate, start_deadline_s=start_deadline_s, left_out=left_out)
+        super().__init__(launcher, gate, start_deadline_s=start_deadline_s, left_out=left_out, shares_folders=False)
         self._machines, self._run, self._notify = machines, training_run, notify
 
     def of_run(self, training_run: str, notify: Notify) -> "JoinedCluster":

@@ -56,14 +56,17 @@ class RunRanks:
         """
         entry, name = self._runs.entry(training_run), machine.node.name
         self._require_use(entry.run)
-        if problems := [*differences, *await self._unseen(entry, machine)]:
-            error = ArgumentInvalid(f"{name} cannot take ranks of {training_run}.", violations=problems)
-            reasons = "; ".join(f"{problem.field} {problem.description}" for problem in problems)
+        if differences:
+            error = ArgumentInvalid(f"{name} cannot take ranks of {training_run}.", violations=differences)
+            reasons = "; ".join(f"{each.field} {each.description}" for each in differences)
             self._notify(entry, "warning", f"The machine {name} cannot take ranks: {reasons}.")
             raise error
+        unseen = await self._unseen(entry, machine)
         self._machines.add(training_run, machine)
         try:
-            self._notify(entry, "info", f"The machine {name} has joined: it takes {machine.node.most} ranks.")
+            text = f"The machine {name} has joined: it takes {machine.node.most} ranks"
+            carried = f", and files are sent to it and from it: it does not see {', '.join(unseen)}" if unseen else ""
+            self._notify(entry, "info", f"{text}{carried}.")
             await self._until_over(entry, machine)
         finally:
             self._machines.remove(training_run, machine)
@@ -93,7 +96,7 @@ class RunRanks:
             text = f"The ranks of {run.name} are on no cluster of kind joined: no machine joins it."
             raise TrainingRunStateInvalid(text, training_run=run.name, state=run.state)
 
-    async def _unseen(self, entry: Entry, machine: JoinedMachine) -> list[Violation]:
+    async def _unseen(self, entry: Entry, machine: JoinedMachine) -> list[str]:
         """Has a machine look at the run's folders; returns those that it does not see as this service does."""
         run, folder = entry.run, entry.files.folder.absolute()
         with ExitStack() as stack:
@@ -106,11 +109,7 @@ class RunRanks:
                 shown[source] = source
             digests = {str(seen): await asyncio.to_thread(folder_digest, seen) for seen in shown}
             unseen = await machine.look(digests, silence_s=self.silence_s)
-        return [
-            Violation(field="folder", description=f"{shown[Path(seen)]} is not seen as the service sees it")
-            for seen in unseen
-            if Path(seen) in shown
-        ]
+        return [str(shown[Path(seen)]) for seen in unseen if Path(seen) in shown]
 
     def _notify(self, entry: Entry, severity: str, text: str) -> None:
         """Tells it once: machines leave and come, and a refused one tries again."""

@@ -18,6 +18,8 @@ from fulmen_algorithm.cluster.gate import MEMBER
 from fulmen_algorithm.cluster.reach import LIMIT_PER_SILENCE, Answering, until_unreached
 from fulmen_algorithm.cluster.wire import (
     NODE_VARIABLE,
+    PLACE_VARIABLE,
+    UNSEEN_VARIABLE,
     VARIABLE,
     Refused,
     Ticket,
@@ -86,7 +88,10 @@ class Guardian:
             task.cancel()
 
     async def _run(self, note: Mapping[str, Any]) -> None:
-        environment = {**without_settings(), **note["environment"], VARIABLE: self._ticket.text()}
+        place = {}
+        if UNSEEN_VARIABLE in note["environment"] and PLACE_VARIABLE in os.environ:
+            place = {PLACE_VARIABLE: os.environ[PLACE_VARIABLE]}
+        environment = {**without_settings(), **place, **note["environment"], VARIABLE: self._ticket.text()}
         try:
             self._child = await self._modules.start(note["module"], note["flags"], environment=environment, quiet=True)
         except OSError as error:

@@ -38,17 +38,23 @@ def planned_together(orders: Sequence[GroupOrder], nodes: Sequence[Node]) -> str
     """Distributes groups over nodes, each beside those before it; returns the distributions as text.
 
     Raises:
-        PlacementRefused: with every reason, if one does not fit.
+        PlacementRefused: with every reason of each group that does not fit beside those that do.
     """
     texts: list[str] = []
+    reasons: list[str] = []
+    placed = 0
     for order in orders:
         try:
             shares = planned(order, nodes)
         except PlacementRefused as error:
-            beside = f"beside the {_processes(sum(each.count for each in orders[: len(texts)]))} before"
-            raise PlacementRefused([f"{reason} {beside}" if texts else reason for reason in error.reasons]) from None
+            beside = f" beside the {_processes(placed)} before" if placed else ""
+            reasons += [f"{reason}{beside}" for reason in error.reasons]
+            continue
+        placed += order.count
         texts.append(shown(order, shares))
         nodes = [replace(node, has=_left(node, dict(shares).get(node.name, 0), order.wishes.each)) for node in nodes]
+    if reasons:
+        raise PlacementRefused(dict.fromkeys(reasons))
     return "; ".join(texts)
 
 

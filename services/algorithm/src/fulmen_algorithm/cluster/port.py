@@ -5,7 +5,7 @@ the process that started it, and every wait has a deadline.
 """
 
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +31,7 @@ class PlacementRefused(Exception):
         reasons: Every reason.
     """
 
-    def __init__(self, reasons: Sequence[str]) -> None:
+    def __init__(self, reasons: Iterable[str]) -> None:
         super().__init__("; ".join(reasons))
         self.reasons = tuple(reasons)
 
@@ -157,6 +157,8 @@ class Cluster(Protocol):
 
     async def plan(self, *orders: GroupOrder) -> str:
         """Plans where the processes of some groups would run together; returns it as a sentence.
+
+        Machines may be waited for.
 
         Raises:
             PlacementRefused: with every reason, if they never could.

@@ -5,6 +5,7 @@ ended. A machine that accepts and never answers is silent, and counts as dead; o
 """
 
 import asyncio
+import json
 import secrets
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
@@ -30,7 +31,7 @@ from fulmen_algorithm.cluster.port import (
     Welcome,
 )
 from fulmen_algorithm.cluster.reach import LIMIT_PER_SILENCE
-from fulmen_algorithm.cluster.wire import Ticket, folder_digest, read_note, write_note
+from fulmen_algorithm.cluster.wire import UNSEEN_VARIABLE, Ticket, folder_digest, read_note, write_note
 
 MODULE = "fulmen_algorithm.cluster.member"
 """What an engine starts for each process, with the group's ticket in its environment."""
@@ -80,7 +81,13 @@ class RemoteCluster:
     """See `port.Cluster`."""
 
     def __init__(
-        self, launcher: Launcher, gate: Gate, *, start_deadline_s: float, left_out: LeftOut | None = None
+        self,
+        launcher: Launcher,
+        gate: Gate,
+        *,
+        start_deadline_s: float,
+        left_out: LeftOut | None = None,
+        shares_folders: bool = True,
     ) -> None:
         """Starts nothing yet.
 
@@ -89,17 +96,19 @@ class RemoteCluster:
             gate: The port at which guardians call.
             start_deadline_s: Timeout of a start, with the time in the engine's queue.
             left_out: Nodes that were left out of groups; by default those of this cluster.
+            shares_folders: Whether a process that does not see a folder is refused. Otherwise it is told, and asks for the files.
         """
         self._launcher = launcher
         self._gate = gate
         self._start_deadline_s = start_deadline_s
         self._left_out = left_out or LeftOut()
+        self._shares_folders = shares_folders
 
     async def plan(self, *orders: GroupOrder) -> str:
         """See `port.Cluster`."""
         nodes = await self._launcher.nodes()
         if not nodes:
-            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses"
+            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses (it does not tell which it has)"
         return planned_together([self._as_placed(order) for order in orders], nodes)
 
     async def room(self, order: GroupOrder, *, without: Collection[str] = ()) -> int:
@@ -115,7 +124,7 @@ class RemoteCluster:
         try:
             async with asyncio.timeout(self._start_deadline_s):
                 await group.gather(self._launcher, welcome)
-            await group.check_folders()
+            await group.check_folders(refuse=self._shares_folders)
             await group.run()
         except BaseException as error:
             await group.end()
@@ -157,6 +166,7 @@ class _Guard:
         self.started: asyncio.Future[int] = loop.create_future()
         self.node = self.address = self.devices = ""
         self.port = 0
+        self.not_seen: list[str] = []
         self.process_ended = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -267,11 +277,11 @@ class RemoteGroup:
         # Processes of a machine follow each other, whoever came first.
         self._guards.sort(key=lambda guard: guard.place)
 
-    async def check_folders(self) -> None:
-        """Checks that every process sees the folders that it needs.
+    async def check_folders(self, *, refuse: bool) -> None:
+        """Finds out which folders that a process needs it does not see.
 
         Raises:
-            PlacementRefused: with every machine and folder for which that is not so.
+            PlacementRefused: if that is to be refused, with every machine and folder.
             ClusterFailed: if a machine does not say in time.
         """
         wishes = self._order.wishes
@@ -285,12 +295,14 @@ class RemoteGroup:
             for guard in self._guards:
                 guard.tell("look", folders=wanted)
             answers = await self._all([guard.unseen for guard in self._guards], "say which folders they see")
+        for guard, unseen in zip(self._guards, answers, strict=True):
+            guard.not_seen = [str(shown[Path(seen)]) for seen in unseen]
         refused = [
-            f"process {index} on {guard.node} ({guard.address}) does not see {shown[Path(seen)]} as the service does"
-            for index, (guard, unseen) in enumerate(zip(self._guards, answers, strict=True))
-            for seen in unseen
+            f"process {index} on {guard.node} ({guard.address}) does not see {folder} as the service does"
+            for index, guard in enumerate(self._guards)
+            for folder in guard.not_seen
         ]
-        if refused:
+        if refused and refuse:
             raise PlacementRefused(refused)
 
     async def run(self) -> None:
@@ -309,7 +321,8 @@ class RemoteGroup:
             place = place_variables(index, order.count, local=(placed[guard.place], own[guard.place]))
             placed[guard.place] += 1
             peers = [(each.address, each.port) for each in askers if each is not guard] if guard in askers else []
-            environment = {**order.environment, **place}
+            unseen = {UNSEEN_VARIABLE: json.dumps(_names_of(guard.not_seen))} if guard.not_seen else {}
+            environment = {**order.environment, **place, **unseen}
             guard.tell("run", module=order.module, flags=list(order.flags), environment=environment, peers=peers)
         await self._all([guard.started for guard in self._guards], "start")
 
@@ -399,6 +412,12 @@ class RemoteGroup:
         if not answered.done():
             raise ClusterFailed(f"The processes did not {what}: {ending.result()}.")
         return answered.result()
+
+
+def _names_of(folders: Sequence[str]) -> list[str]:
+    """Returns every name by which a call may have folders."""
+    paths = [Path(folder) for folder in folders]
+    return sorted({str(name) for each in paths for name in (each, each.absolute(), each.resolve())})
 
 
 async def _results(answers: Sequence["asyncio.Future[Answer]"]) -> list[Answer]:

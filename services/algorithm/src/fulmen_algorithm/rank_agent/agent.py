@@ -6,9 +6,11 @@ connections of their own.
 
 import asyncio
 import os
+import shutil
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from subprocess import DEVNULL
 
 import structlog
@@ -19,7 +21,15 @@ from fulmen_algorithm.clients.child import Child
 from fulmen_algorithm.clients.membership import Membership, each
 from fulmen_algorithm.cluster.port import STOP_GRACE_S
 from fulmen_algorithm.cluster.remote import MODULE
-from fulmen_algorithm.cluster.wire import NODE_VARIABLE, VARIABLE, Ticket, unseen_folders, without_settings
+from fulmen_algorithm.cluster.wire import (
+    NODE_VARIABLE,
+    PLACE_VARIABLE,
+    VARIABLE,
+    VIEWS,
+    Ticket,
+    unseen_folders,
+    without_settings,
+)
 from fulmen_service_kit import launch
 from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
 from fulmen_service_kit.forks import START_LIMIT_S, ForkServer
@@ -39,6 +49,7 @@ class RankAgent:
         hello: pb.RanksHello,
         forks: ForkServer | None,
         ca_file: str,
+        place: Path,
         membership: Membership,
     ) -> None:
         """Initializes the role.
@@ -48,12 +59,14 @@ class RankAgent:
             hello: What it says of itself.
             forks: Forks the ranks; None for fresh processes.
             ca_file: PEM file of the service's authorities on this machine; empty for no TLS.
+            place: Folder for files of the run that ranks do not see here.
             membership: Joins again, until the run has ended.
         """
         self._ranks = ranks
         self._hello = hello
         self._forks = forks
         self._ca_file = ca_file
+        self._place = place
         self._membership = membership
         self._guardians: set[Child] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +125,10 @@ class RankAgent:
         ticket = Ticket.from_environment({VARIABLE: order.ticket})
         if ticket.ca_file:
             ticket = replace(ticket, ca_file=self._ca_file)
-        environment = {**without_settings(), NODE_VARIABLE: self._hello.node, VARIABLE: ticket.text()}
+        # What killed ranks have left; files that no rank uses are removed by the next that fetches any.
+        shutil.rmtree(self._place / VIEWS, ignore_errors=True)
+        own = {NODE_VARIABLE: self._hello.node, PLACE_VARIABLE: str(self._place.absolute())}
+        environment = {**without_settings(), **own, VARIABLE: ticket.text()}
         for _ in range(order.count):
             words = [*tied, sys.executable, "-m", MODULE]
             with ExitStack() as given:

@@ -1,6 +1,8 @@
 """The program's parts and how they are joined."""
 
 from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fulmen.algorithm.v1 import rank_service_pb2 as pb
 from fulmen.algorithm.v1.rank_service_pb2_grpc import RankServiceStub
@@ -45,6 +47,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         hello=_hello(settings, run),
         forks=forks,
         ca_file=settings.tls_ca_file,
+        place=_place(settings, stack),
         membership=membership,
     )
     # Health and metrics alone.
@@ -54,6 +57,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         roles={"rank_agent": agent, "own_token": TokenRefresher(token, store)},
         stop_requested=membership.run_ended,
     )
+
+
+def _place(settings: RankAgentSettings, stack: AsyncExitStack) -> Path:
+    if settings.files_dir is None:
+        return Path(stack.enter_context(TemporaryDirectory(prefix="fulmen-rank-", ignore_cleanup_errors=True)))
+    settings.files_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return settings.files_dir
 
 
 def _hello(settings: RankAgentSettings, run: str) -> pb.RanksHello:

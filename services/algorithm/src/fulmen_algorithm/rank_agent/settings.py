@@ -2,6 +2,7 @@
 
 import re
 import socket
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, SecretStr, model_validator
@@ -40,6 +41,11 @@ class RankAgentSettings(ServiceSettings):
     warm_start: bool = Field(
         default=True,
         description="Whether ranks are forked from a process that has torch loaded, and starts with this one. Linux only.",
+    )
+    files_dir: Path | None = Field(
+        default=None,
+        description="Folder for files of the run that are sent to this machine: models and a checkpoint. What is there when "
+        "the program starts again is not sent again. Unset: a temporary one.",
     )
     outage_limit_s: float = Field(
         default=1800.0, gt=0, description="Time without the algorithm service after which it ends, in seconds."

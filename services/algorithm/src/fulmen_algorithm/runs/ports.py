@@ -17,11 +17,11 @@ Notify = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPlan:
-    """Which GPUs of this machine the parts of a run would get.
+    """Which GPUs of this machine the parts of a run would get, or where they would be on clusters.
 
     Attributes:
         text: The plan in sentences, also if no GPUs are needed or used; empty if there are problems.
-        problems: Every reason why the run can never run here.
+        problems: Every reason why the run can never run here, or does not fit a cluster as it is now.
     """
 
     text: str = ""

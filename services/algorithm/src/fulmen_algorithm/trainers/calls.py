@@ -44,12 +44,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process id.
         meeting: URL at which it waits for the other ranks; empty if they meet elsewhere.
         build: What results depend on besides the run; see `build`.
+        asks_files: Whether this is a line for files beside that of the calls; see `trainers.files`.
     """
 
     rank: int
     pid: int
     meeting: str = ""
     build: dict[str, str] = {}
+    asks_files: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -224,15 +224,18 @@ def open_on_rank(
             raise RunFailed(text)
         devices = Devices.of_rank(parallel, local_rank, local_ranks)
     place = torch.device(devices.policy)
-    ranks = _joined(place, meet, deadline_s)
-    # Collectives of NCCL are left by nobody: they end their process.
-    if setup.compute.parallel.is_elastic and place.type == "cpu":
-        ranks = replace(ranks, way_out=WayOut(left))
+    ranks = _joined(place, meet, deadline_s, parallel.is_elastic)
+    if parallel.is_elastic:
+        way_out = WayOut(left, device=place)
+        way_out.groups += [ranks.group] if ranks.group is not None else []
+        ranks = replace(ranks, way_out=way_out)
     return LocalTrainer.open(setup, ranks, devices)
 
 
 @cache
-def _joined(place: torch.device, meet: Meet, deadline_s: float) -> Ranks:
+def _joined(place: torch.device, meet: Meet, deadline_s: float, is_elastic: bool) -> Ranks:
     # A rank joins the group once, however often a trainer is opened on it.
     rendezvous, listener = meet()
-    return join_group(place, rendezvous=rendezvous, listener=listener, deadline_s=deadline_s)
+    return join_group(
+        place, rendezvous=rendezvous, listener=listener, deadline_s=deadline_s, outlives_others=is_elastic
+    )

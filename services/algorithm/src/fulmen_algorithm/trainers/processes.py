@@ -36,6 +36,7 @@ from fulmen_algorithm.trainers.calls import (
     differences,
     frame,
 )
+from fulmen_algorithm.trainers.files.server import FileServer
 from fulmen_exchange.kernels.selection import VARIABLE as KERNELS_VARIABLE
 
 
@@ -132,8 +133,9 @@ class Link:
 class Group:
     """The processes of a group and their connections, by rank."""
 
-    def __init__(self, processes: ProcessGroup, links: Sequence[Link]) -> None:
+    def __init__(self, processes: ProcessGroup, links: Sequence[Link], files: FileServer) -> None:
         self.processes = processes
+        self.files = files
         self.links = sorted(links, key=lambda link: link.hello.rank)
 
     async def lost(self) -> RankEnded:
@@ -142,6 +144,7 @@ class Group:
 
     async def end(self) -> None:
         """Closes the connections, waits for the ranks to end, and kills the rest."""
+        self.files.close()
         for link in self.links:
             link.writer.close()
         await self.processes.end()
@@ -152,6 +155,7 @@ class _Arrivals:
 
     def __init__(self, ranks: int) -> None:
         self.links: list[Link] = []
+        self.files = FileServer(ranks)
         self.complete = asyncio.Event()
         self._ranks = ranks
 
@@ -159,6 +163,9 @@ class _Arrivals:
         """Takes a connection. The timeout of the start ends what never says hello."""
         with suppress(OSError, EOFError, ValueError, msgspec.MsgspecError):
             hello = msgspec.msgpack.decode(await read_message(reader), type=Hello)
+            if hello.asks_files:
+                await self.files.serve(reader, writer)
+                return
             self.links.append(Link(hello=hello, reader=reader, writer=writer))
             if len(self.links) == self._ranks:
                 self.complete.set()
@@ -184,11 +191,11 @@ async def start_group(module: str, ranks: int, options: GroupOptions, wishes: Wi
             await _until_complete(arrivals.complete, processes)
         await asyncio.to_thread(_check_builds, arrivals.links)
     except BaseException as error:
-        await Group(processes, arrivals.links).end()
+        await Group(processes, arrivals.links, arrivals.files).end()
         if isinstance(error, OSError | TimeoutError | RankEnded):
             raise TrainerLost("The ranks of the trainer did not start; see the log of the service.") from error
         raise
-    group = Group(processes, arrivals.links)
+    group = Group(processes, arrivals.links, arrivals.files)
     # Ranks of one machine meet where their ticket says, others at the first of them.
     welcome = frame(msgspec.msgpack.encode(Welcome(rendezvous=group.links[0].hello.meeting)))
     for link in group.links:

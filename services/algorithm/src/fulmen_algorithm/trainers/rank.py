@@ -27,6 +27,7 @@ from fulmen_algorithm.trainers.calls import (
     public_message,
     takes_rows,
 )
+from fulmen_algorithm.trainers.files.carried import CarriedFolders
 from fulmen_algorithm.trainers.service_link import ServiceLink
 from fulmen_service_kit.standard_streams import never_raise
 
@@ -50,9 +51,10 @@ class Answering(Protocol):
 def main() -> None:
     """Answers calls until the service closes the connection."""
     options = arguments()
-    link = ServiceLink(Ticket.from_environment())
+    ticket, rank = Ticket.from_environment(), int(os.environ["RANK"])
+    link, folders = ServiceLink(ticket), CarriedFolders.from_environment(ticket, rank)
     meet = lambda: (link.rendezvous, link.listener)  # noqa: E731  (the same one for every trainer)
-    serve(link, Worker(options, int(os.environ["RANK"]), meet=meet, left=link.left))
+    serve(link, Worker(options, rank, meet=meet, left=link.left, folders=folders))
 
 
 def serve(link: ServiceLink, worker: Answering) -> None:
@@ -77,28 +79,35 @@ class Worker:
         *,
         meet: Callable[[], tuple[str, socket.socket | None]],
         left: "Future[None]",
+        folders: CarriedFolders,
     ) -> None:
-        """`meet` tells where the ranks meet, and the socket at which this one waits for them, if it is the first.
+        """Opens nothing yet.
 
-        `left` is set when other ranks are lost.
+        Args:
+            options: The command line.
+            rank: This rank.
+            meet: Tells where the ranks meet, and the socket at which this one waits for them, if it is the first.
+            left: Set when other ranks are lost.
+            folders: Folders of calls that this machine does not see.
         """
         self._options = options
         self._rank = rank
         self._meet = meet
         self._left = left
+        self._folders = folders
         self._trainer: object = None
 
     def answer(self, message: bytes) -> Answer:
         """Executes a call; an error is returned as its answer."""
         call = msgspec.msgpack.decode(message, type=Call)
         try:
-            given = decode_arguments(call)
-            if call.method == OPEN:
-                self._trainer = self._open(**given)
-                return Answer()
-            method = getattr(self._trainer, call.method)
-            # The rows of a step may be empty; methods that take rows get them even then.
-            result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
+            with self._folders.there(call.method, decode_arguments(call)) as given:
+                if call.method == OPEN:
+                    self._trainer = self._open(**given)
+                    return Answer()
+                method = getattr(self._trainer, call.method)
+                # The rows of a step may be empty; methods that take rows get them even then.
+                result = method(call.rows, **given) if takes_rows(call.method) else method(**given)
             # All ranks have the result of a call of `Trainer`; the service needs one.
             own = self._rank == 0 or call.method == LEAVE
             return Answer(result=encode_result(call.method, result) if own else b"")

@@ -15,6 +15,7 @@ from fulmen_algorithm.cluster.port import Affinity, Resources, Wishes
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.calls import OPEN, Answer, decode_result, encode_call
+from fulmen_algorithm.trainers.files.folders import folders_of
 from fulmen_algorithm.trainers.processes import Group, GroupOptions, RankEnded, RankRefused, start_group
 from fulmen_algorithm.trainers.survivors import Asks, asks_of, hand_over
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings
@@ -60,6 +61,8 @@ class RankGroupTrainer:
         )
         parallel = setup.compute.parallel
         trainer = cls(await start_group(MODULE, parallel.ranks, options, wishes), options, parallel)
+        if setup.server_access is not None and setup.server_access.token_file:
+            trainer._group.files.token_file = Path(setup.server_access.token_file)
         try:
             await trainer._call(OPEN, setup=setup)
             trainer._tokenizer = await asyncio.to_thread(_load_tokenizer, setup.model_dir)
@@ -156,6 +159,7 @@ class RankGroupTrainer:
         call = await asyncio.to_thread(encode_call, method, rows, arguments)
         # A cancelled call leaves ranks in the middle of it, so the group cannot be used again.
         self._lost = "A call to the trainer was cancelled."
+        self._group.files.offer(folders_of(method, arguments))
         asks = asks_of(self._links, call)
         try:
             async with asyncio.timeout(self._options.call_deadline_s):
@@ -166,6 +170,7 @@ class RankGroupTrainer:
             text = f"The trainer did not answer within {self._options.call_deadline_s:.0f} s."
             raise await self._lose(text, method, asks) from error
         finally:
+            self._group.files.offer()
             if self._interrupted is None:
                 await _cancelled(asks)
         self._lost = ""
@@ -209,9 +214,8 @@ class RankGroupTrainer:
 
     async def _lose(self, text: str, method: str, asks: Asks) -> TrainerLost:
         self._lost = text
-        # Collectives of NCCL end their process; and a state that is being read is none.
-        on_cpus = not self._options.device.startswith("cuda")
-        if self._parallel.is_elastic and on_cpus and method not in (OPEN, "read_state"):
+        # A state that is being read is none.
+        if self._parallel.is_elastic and method not in (OPEN, "read_state"):
             # The caller may have those that are left hand over.
             self._interrupted = method, asks
         else:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import structlog
 
 from fulmen_algorithm.trainers.calls import HAND_OVER, LEAVE, Answer, decode_result, encode_call
+from fulmen_algorithm.trainers.files.folders import folders_of
 from fulmen_algorithm.trainers.processes import Group, Link, RankEnded, RankLeft, RankRefused
 from fulmen_algorithm.trainers.standings import HandOver, Standing
 
@@ -49,6 +50,7 @@ async def hand_over(group: Group, asks: Asks, folder: Path, *, ranks_per_copy: i
     if order is None:
         return False
     call = encode_call(HAND_OVER, (), {"order": order})
+    group.files.offer(folders_of(HAND_OVER, {"order": order}))
     writing = {rank: group.links[rank].ask(call) for rank in order.ranks}
     written = await _until(writing, group, WRITE_DEADLINE_S)
     _log.info("state_handed_over", steps=order.steps, leaders=order.leaders, ranks=sorted(written))

@@ -44,7 +44,12 @@ BUCKET_BYTES = 64 * 2**20
 
 
 def join_group(
-    device: torch.device, *, rendezvous: str, listener: socket.socket | None = None, deadline_s: float
+    device: torch.device,
+    *,
+    rendezvous: str,
+    listener: socket.socket | None = None,
+    deadline_s: float,
+    outlives_others: bool = False,
 ) -> Ranks:
     """Joins the group of ranks.
 
@@ -54,7 +59,11 @@ def join_group(
             `tcp:`, of the first rank.
         listener: Listening socket of that address, on the first rank.
         deadline_s: Timeout of one collective, in seconds.
+        outlives_others: Whether this rank stays when others are lost. Otherwise NCCL ends it, at once.
     """
+    if outlives_others:
+        # What torch's documentation asks for where `ProcessGroup.abort` is called; Gloo reads neither.
+        os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -107,6 +116,8 @@ def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
     copy, peers = (_group(mesh[name], ranks.device) for name in (_PARTS, _COPIES))
     if ranks.way_out is not None:
         peers = replace(peers, way_out=ranks.way_out)
+        if peers.group is not None and peers.group not in ranks.way_out.groups:
+            ranks.way_out.groups.append(peers.group)
         if copy.group is not None:
             ranks.way_out.agree = partial(_any, copy)
     return RankGroups(copy=copy, peers=peers, mesh=mesh[_PARTS])

@@ -121,8 +121,9 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PlanTrainingRun(self, request, context):
-        """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any.
-        Only algorithms and settings are read; nothing is created or kept.
+        """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any, and
+        where its ranks and engines would be on clusters, which are asked what they have. A cluster that does not answer in 30 s is
+        named. Only algorithms and settings are read; nothing is created or kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -112,6 +112,7 @@ class CreationRules:
         models: Models that `policy.base` may name.
         is_taken: Whether a model name is in use outside a project.
         gpu_plan: Plans the GPUs of this machine for a run, which trains weights or not, whatever others hold.
+        cluster_plan: Plans a run on the clusters that it names, which are asked what they have.
     """
 
     registry: Registry
@@ -127,6 +128,7 @@ class CreationRules:
     models: BaseModels | None = None
     is_taken: IsTaken = _is_free
     gpu_plan: GpuPlans = _fits
+    cluster_plan: GpuPlans = _fits
 
 
 def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:

@@ -80,14 +80,18 @@ async def checked_runs(
 
 
 async def gpu_plans(drafts: Sequence[RunDraft], rules: CreationRules) -> list[GpuPlan]:
-    """Plans the GPUs of one run, or of the stages of a training in order; only their algorithms and settings are read."""
+    """Plans where one run is, or the stages of a training in order; only their algorithms and settings are read."""
     plans = []
     for draft in drafts[:MAX_STAGES]:
         settings, violations = checked_settings(draft, rules.registry)
         if settings is None:
             plans.append(GpuPlan(problems=[f"{each.field}: {each.description}" for each in violations]))
         else:
-            plans.append(await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains))
+            trains = rules.registry[draft.algorithm].trains
+            both = [await plan(settings, trains) for plan in (rules.gpu_plan, rules.cluster_plan)]
+            problems = [problem for plan in both for problem in plan.problems]
+            text = " ".join(plan.text for plan in both if plan.text)
+            plans.append(GpuPlan(text="" if problems else text, problems=problems))
     return plans
 
 
