@@ -45,6 +45,8 @@ from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
+from fulmen_store.segments.mover import SegmentMover
+from fulmen_store.segments.table import SegmentTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.following import SpanFollower
@@ -130,10 +132,13 @@ class Servicers:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
-        chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
+        chunks = SpanTable(
+            database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s, metrics=queue.metrics
+        )
         spans = Spans(
-            table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
-            traces=queue.traces, wakeups=wakeups,
+            # With segments nothing is written there first, and appends do not need it.
+            table=chunks, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
+            metrics=queue.metrics, traces=queue.traces, wakeups=wakeups,
         )  # fmt: skip
         follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
         self.spans = SpanService(
@@ -152,6 +157,11 @@ class Servicers:
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
             ),
         }
+        if blobs is not None:
+            self.roles["segments"] = SegmentMover(
+                table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows,
+                segment_bytes=settings.segment_bytes, after_s=settings.segment_after_s, metrics=queue.metrics,
+            )  # fmt: skip
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicers to a server."""
