@@ -65,7 +65,7 @@ async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3)
 
 
 async def test_a_store_keeps_payloads_in_s3(s3: S3, database_url: str) -> None:  # noqa: F811
-    async with running_store(database_url, blob_url="s3://bucket/p", blob_min_bytes=1) as store:
+    async with running_store(database_url, blob_url="s3://bucket/p", segment_bytes=0, blob_min_bytes=1) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
         chunk = chunk_of(f"{rollout}/attempts/1")
