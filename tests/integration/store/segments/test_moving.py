@@ -5,27 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from fulmen.ids import parse_attempt_name
 from fulmen.store.v1 import span_service_pb2 as pb
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
-from fulmen_store.spans import following
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.table import SpanParent
-from tests.support.object_store import bucket, s3  # noqa: F401  (fixtures)
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, running_store
 from tests.support.store.segments import ended_rollouts, mover_of, read_all, rows, spanned, table_of
 from tests.support.store.spans import append, stored
 
 MIB = 1024 * 1024
-
-
-@pytest.fixture(autouse=True)
-def no_long_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends a watch soon after the end of what is watched."""
-    monkeypatch.setattr(following, "LINGER_S", 0.1)
 
 
 async def test_every_way_of_reading_gives_the_same_before_and_after(

@@ -27,6 +27,7 @@ MAX_CONCURRENT: Final = 16
 CALL_LIMIT_S: Final = 30.0
 # Of some tens of MB at once.
 SEGMENT_LIMIT_S: Final = 120.0
+_UNFINISHED: Final = ".writing-"
 
 
 class BlobStorage(Protocol):
@@ -190,7 +191,7 @@ class FolderStorage:
         has_folder = path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}-")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
@@ -213,6 +214,11 @@ class FolderStorage:
         for path in paths:
             path.unlink(missing_ok=True)
         for folder in {path.parent for path in paths}:
+            # What writers that were killed have left.
+            names = {path.name for path in paths}
+            for temporary in folder.glob(f"{_UNFINISHED}*"):
+                if temporary.name.removeprefix(_UNFINISHED).rpartition("-")[0] in names:
+                    temporary.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
