@@ -27,6 +27,8 @@ REMOVED_BY = {
     "run_lease": ["remove_expired_runs"],
     "runner_session": ["delete_ended_sessions"],
     "span_chunk": ["drop_expired_partition", "remove_chunks"],
+    "span_extent": ["remove_extents"],
+    "span_segment": ["forget_segments"],
     "training_run": ["remove_runs"],
     "usage_attempt": ["delete_usage_attempts"],
     "usage_instance": ["delete_usage_instances"],

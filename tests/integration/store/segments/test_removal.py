@@ -68,23 +68,23 @@ async def test_what_half_is_deleted_of_is_written_anew_without_it(
     await mover.run_once()
     (old,) = files_in(tmp_path / "blobs")
     size = old.stat().st_size
-    before = await read_all(stubs, attempts[3:])
+    before = await read_all(stubs, attempts[4:])
 
     await delete(stubs, attempts[:1])
     await mover.run_once()
     assert files_in(tmp_path / "blobs") == [old]
 
-    await delete(stubs, attempts[1:3])
+    await delete(stubs, attempts[1:4])
     await mover.run_once()
     assert len(files_in(tmp_path / "blobs")) == 2
-    assert await read_all(stubs, attempts[3:]) == before
+    assert await read_all(stubs, attempts[4:]) == before
     await connection.execute(DUE)
     await mover.run_once()
     (new,) = files_in(tmp_path / "blobs")
     row = await connection.fetchrow("select size_bytes, live_bytes, dead_since from span_segment")
     assert (new.stat().st_size, None) == (row["size_bytes"], row["dead_since"])
     assert row["size_bytes"] == row["live_bytes"] < size
-    assert await read_all(stubs, attempts[3:]) == before
+    assert await read_all(stubs, attempts[4:]) == before
 
 
 async def test_what_little_is_deleted_of_is_written_anew_after_a_week(

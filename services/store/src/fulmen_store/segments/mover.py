@@ -132,9 +132,12 @@ class SegmentMover:
         waiting: dict[int, _Waiting] = {}
         count, after, moved = ROLLOUTS_PER_PAGE, UUID(int=0), False
 
-        async def flush(project_id: int) -> None:
+        async def flush(project_id: int, *, whole: bool = False) -> None:
             nonlocal moved
-            moved |= await self._move(project_id, day, waiting.pop(project_id), whole=is_over)
+            count, left = await self._move(project_id, day, waiting.pop(project_id).ids, whole=whole)
+            moved |= count > 0
+            if left.ids:
+                waiting[project_id] = left
 
         while count == ROLLOUTS_PER_PAGE:
             page = await self._table.movable_rollouts(day, after=after, after_s=self._after_s, limit=ROLLOUTS_PER_PAGE)
@@ -144,25 +147,33 @@ class SegmentMover:
                 if of_project.size_bytes >= self._segment_bytes or of_project.chunk_count >= MAX_CHUNKS:
                     await flush(rollout.project_id)
             if sum(len(each.ids) for each in waiting.values()) > MAX_WAITING:
-                await flush(max(waiting, key=lambda project_id: waiting[project_id].size_bytes))
+                await flush(max(waiting, key=lambda project_id: waiting[project_id].size_bytes), whole=True)
             count, after = len(page), page[-1].rollout_id if page else after
         if is_over:
             for project_id in list(waiting):
-                await flush(project_id)
+                await flush(project_id, whole=True)
         return moved
 
-    async def _move(self, project_id: int, day: datetime.date, waiting: _Waiting, *, whole: bool) -> bool:
-        """Writes segments of a project's rollouts; what does not fill half of one is left unless `whole` is set."""
-        moved = False
+    async def _move(
+        self, project_id: int, day: datetime.date, ids: Sequence[UUID], *, whole: bool
+    ) -> tuple[int, _Waiting]:
+        """Writes segments of a project's rollouts; returns their number, and the rollouts that fill less than half of one.
+
+        With `whole` those are written too.
+        """
+        written = 0
         while True:
-            keys = self._fitting(await self._table.movable_chunks(waiting.ids, MAX_CHUNKS))
-            is_small = 2 * sum(key.size_bytes for key in keys) < self._segment_bytes and len(keys) < MAX_CHUNKS
-            if not keys or (moved and is_small and not whole):
-                return moved
+            keys = self._fitting(await self._table.movable_chunks(ids, MAX_CHUNKS))
+            size_bytes = sum(key.size_bytes for key in keys)
+            if not whole and 2 * size_bytes < self._segment_bytes and len(keys) < MAX_CHUNKS:
+                left = list(dict.fromkeys(key.rollout_id for key in keys))
+                return written, _Waiting(ids=left, size_bytes=size_bytes, chunk_count=len(keys))
+            if not keys:
+                return written, _Waiting()
             async with self._claimed(project_id, day) as segment_id:
                 if segment_id is None or not await self._write(segment_id, day, keys):
-                    return moved
-            moved = True
+                    return written, _Waiting()
+            written += 1
             await asyncio.sleep(PAUSE_S)
 
     def _fitting(self, keys: Sequence[MovableChunk]) -> Sequence[MovableChunk]:

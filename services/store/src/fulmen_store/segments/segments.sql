@@ -3,11 +3,14 @@ select days_with_spans($1::date) as day order by day;
 
 -- name: movable_rollouts
 -- Those of a day that ended long enough ago, by id, with the chunks that are in the table. Payloads that are blobs stay there.
-select q.rollout_id, e.project_id, count(*)::int as chunk_count, sum(length(q.payload))::bigint as size_bytes
+select q.rollout_id, min(e.project_id) as project_id, count(*)::int as chunk_count, sum(length(q.payload))::bigint as size_bytes
 from span_chunk q
-join rollout_end e on e.rollout_id = q.rollout_id
-where q.rollout_id > $1 and q.blob is null and e.ended_at < now() - $2::float8 * interval '1 second' and true /* days */
-group by q.rollout_id, e.project_id
+cross join lateral (
+    select r.project_id from rollout_end r
+    where r.rollout_id = q.rollout_id and r.ended_at < now() - $2::float8 * interval '1 second' limit 1
+) e
+where q.rollout_id > $1 and q.blob is null and true /* days */
+group by q.rollout_id
 order by q.rollout_id limit $3;
 
 -- name: movable_chunks
@@ -26,10 +29,17 @@ on conflict do nothing
 returning id;
 
 -- name: move_chunks
--- Takes chunks out of the table; returns those that were still there.
+-- Takes chunks of one day out of its table; returns those that were still there.
 delete from span_chunk q
-using unnest($1::uuid[], $2::int[], $3::uuid[]) as x (rollout_id, attempt, chunk_id)
-where q.rollout_id = x.rollout_id and q.attempt = x.attempt and q.chunk_id = x.chunk_id and true /* days */
+where q.ctid = any (array(
+    select c.place
+    from unnest($1::uuid[], $2::int[], $3::uuid[]) as x (rollout_id, attempt, chunk_id)
+    cross join lateral (
+        select q.ctid as place from span_chunk q
+        where q.rollout_id = x.rollout_id and q.attempt = x.attempt and q.chunk_id = x.chunk_id and true /* days */
+        limit 1
+    ) c
+)) and true /* days */
 returning q.rollout_id, q.attempt, q.chunk_id;
 
 -- name: insert_extents
@@ -54,16 +64,16 @@ delete from span_extent e where e.rollout_id = any ($1::uuid[]) returning e.segm
 -- name: shrink_segments
 -- Segments lose live bytes; one that has none left goes when nobody reads it any more. Rows are locked by id.
 with k as (
-    select s.id, x.lost
-    from unnest($1::bigint[], $2::int[]) as x (id, lost)
-    join span_segment s on s.id = x.id
-    order by s.id for update of s
+    select q.id, q.live_bytes - ($2::int[])[array_position($1::bigint[], q.id)] as live
+    from span_segment q
+    where q.id = any ($1::bigint[]) and q.state = 2
+    order by q.id for update
 )
 update span_segment s
-set live_bytes = greatest(0, s.live_bytes - k.lost), dead_since = coalesce(s.dead_since, now()),
-    state = case when s.live_bytes > k.lost then s.state else 3 end,
-    remove_at = case when s.live_bytes > k.lost then s.remove_at else coalesce(s.remove_at, now() + interval '10 minutes') end
-from k where s.id = k.id and s.state > 1;
+set live_bytes = greatest(0, k.live), dead_since = coalesce(s.dead_since, now()),
+    state = case when k.live > 0 then 2 else 3 end,
+    remove_at = case when k.live <= 0 then now() + interval '10 minutes' end
+from k where s.id = any ($1::bigint[]) and s.id = k.id;
 
 -- name: release_claims
 -- Gives up segments that were not finished: one, and all that were claimed 10 minutes ago. Their objects may still be on the way.
@@ -101,16 +111,23 @@ where e.segment_id = any ($1::bigint[])
 order by e.rollout_id, e.segment_id;
 
 -- name: take_extents
-delete from span_extent e using unnest($1::uuid[], $2::bigint[]) as x (rollout_id, segment_id)
-where e.rollout_id = x.rollout_id and e.segment_id = x.segment_id
+delete from span_extent e
+where e.ctid = any (array(
+    select c.place
+    from unnest($1::uuid[], $2::bigint[]) as x (rollout_id, segment_id)
+    cross join lateral (
+        select q.ctid as place from span_extent q
+        where q.rollout_id = x.rollout_id and q.segment_id = x.segment_id limit 1
+    ) c
+))
 returning e.rollout_id, e.segment_id;
 
 -- name: replace_segments
 -- Segments whose chunks lie in another one now. Kept for a day: a backup may hold the database of a while ago.
-with k as (select s.id from span_segment s where s.id = any ($1::bigint[]) order by s.id for update)
+with k as (select q.id from span_segment q where q.id = any ($1::bigint[]) and q.state = 2 order by q.id for update)
 update span_segment s
 set state = 3, live_bytes = 0, remove_at = now() + interval '1 day'
-from k where s.id = k.id and s.state = 2;
+where s.id = any (array(select k.id from k));
 
 -- name: expire_segments_of_project
 -- Those of a deleted project go soon, and while there are any it is not empty.

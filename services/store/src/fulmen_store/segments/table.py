@@ -126,6 +126,8 @@ class SegmentTable:
         ids = [each.rollout_id for each in entries]
         async with self._database.transaction() as transaction:
             rows = await transaction.fetch_of_days("move_chunks", ids, *columns(keys, 3))
+            if not {tuple(row.values()) for row in rows} <= set(keys):
+                raise LostClaim
             return await _finish(
                 transaction, segment_id, extents, size, Counter(ids), Counter(r["rollout_id"] for r in rows)
             )
