@@ -63,12 +63,6 @@ class StoreMetrics:
         self._chunks_unreadable = self._meter.create_counter(
             "fulmen.store.chunks.unreadable", unit="{chunk}", description="Chunks that readers skipped as unreadable."
         )
-        self._segments_written = self._meter.create_counter(
-            "fulmen.store.segments.written", unit="{segment}", description="Segments of spans that were written."
-        )
-        self._segments_bytes = self._meter.create_counter(
-            "fulmen.store.segments.bytes", unit="By", description="Bytes of spans in the segments that were written."
-        )
         self._publications = self._meter.create_counter(
             "fulmen.store.publications",
             unit="{version}",
@@ -99,7 +93,6 @@ class StoreMetrics:
         for counter in (
             self._dispatched, self._claims_lost, self._runners_lost, self._spans_rejected, self._spans_repeated,
             self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted,
-            self._segments_written, self._segments_bytes,
         ):  # fmt: skip
             counter.add(0)
 
@@ -130,19 +123,31 @@ class StoreMetrics:
         """Records a chunk whose payload cannot be unpacked."""
         self._chunks_unreadable.add(1)
 
-    def segment_written(self, size_bytes: int) -> None:
-        """Records a segment of spans that was written."""
-        self._segments_written.add(1)
-        self._segments_bytes.add(size_bytes)
+    def watch_segments(self, age_s: Callable[[], float]) -> Callable[[int], None]:
+        """Reports, at every scrape, how long ago spans were last moved into segments without trouble.
 
-    def watch_segments(self, age_s: Callable[[], float]) -> None:
-        """Reports, at every scrape, how long ago spans were last moved into segments without trouble."""
+        Returns what records that a segment was written, of so many bytes.
+        """
         self._meter.create_observable_gauge(
             "fulmen.store.segments.pass.age",
             callbacks=[_observer(age_s)],
             unit="s",
             description="Time since this replica last moved, without an error, all spans that belong into segments.",
         )
+        written = self._meter.create_counter(
+            "fulmen.store.segments.written", unit="{segment}", description="Segments of spans that were written."
+        )
+        content = self._meter.create_counter(
+            "fulmen.store.segments.bytes", unit="By", description="Bytes of spans in the segments that were written."
+        )
+        for counter in (written, content):
+            counter.add(0)
+
+        def record(size_bytes: int) -> None:
+            written.add(1)
+            content.add(size_bytes)
+
+        return record
 
     def published(self, kind: str, role: str, result: str) -> None:
         """Records a publication, of which only kinds that services read are told apart.

@@ -131,6 +131,25 @@ class Hot:
     index: str = ""
 
 
+def span_statements() -> dict[str, Hot]:
+    """Names the statements that move spans into segments, and read and remove them."""
+    return {
+        "movable_rollouts": Hot(arguments=(LOWEST, -60.0, ASKED), ends=3 * ASKED, others={"span_chunk": 3 * ASKED}),
+        "movable_chunks": Hot(arguments=(SPANNED[:ASKED], 1000), others={"span_chunk": ASKED}),
+        "move_chunks": Hot(arguments=(SPANNED[:ASKED], [1] * ASKED, SPANNED[:ASKED]), others={"span_chunk": 2 * ASKED}),
+        "extents_of_rollouts": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": ASKED}),
+        "remove_extents": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": 2 * ASKED}),
+        "take_extents": Hot(
+            arguments=(SPANNED[:ASKED], [1 + (n + 1) % SEGMENTS for n in range(ASKED)]),
+            others={"span_extent": 2 * ASKED},
+        ),
+        "extents_of_segments": Hot(arguments=([7],), others={"span_extent": EXTENTS // SEGMENTS}),
+        "shrink_segments": Hot(arguments=([1, 2], [1, 1]), others={"span_segment": 6}),
+        "removable_segments": Hot(arguments=(ASKED,), others={"span_segment": ASKED}),
+        "release_claims": Hot(arguments=(None,)),
+    }
+
+
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
     """Names every hot statement with arguments that find something."""
     count = len(leased)
@@ -215,22 +234,10 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             arguments=(1, datetime.now(UTC) - timedelta(minutes=2), None, 1, None, 10),
             others={"usage_minute": 4 * MODELS},
         ),
-        "movable_rollouts": Hot(arguments=(LOWEST, -60.0, ASKED), ends=3 * ASKED, others={"span_chunk": 3 * ASKED}),
-        "movable_chunks": Hot(arguments=(SPANNED[:ASKED], 1000), others={"span_chunk": ASKED}),
-        "move_chunks": Hot(arguments=(SPANNED[:ASKED], [1] * ASKED, SPANNED[:ASKED]), others={"span_chunk": 2 * ASKED}),
-        "extents_of_rollouts": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": ASKED}),
-        "remove_extents": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": 2 * ASKED}),
-        "take_extents": Hot(
-            arguments=(SPANNED[:ASKED], [1 + (n + 1) % SEGMENTS for n in range(ASKED)]),
-            others={"span_extent": 2 * ASKED},
-        ),
-        "extents_of_segments": Hot(arguments=([7],), others={"span_extent": EXTENTS // SEGMENTS}),
-        "shrink_segments": Hot(arguments=([1, 2], [1, 1]), others={"span_segment": 6}),
-        "removable_segments": Hot(arguments=(ASKED,), others={"span_segment": ASKED}),
-        "release_claims": Hot(arguments=(None,)),
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
+        **span_statements(),
     }
 
 

@@ -94,11 +94,10 @@ class SegmentMover:
         self._read_chunks = read_chunks
         self._segment_bytes = segment_bytes
         self._after_s = after_s
-        self._metrics = metrics
         self._clock = clock or Clock()
         self._damaged: set[int] = set()
         self._passed_at = time.monotonic()
-        metrics.watch_segments(lambda: time.monotonic() - self._passed_at)
+        self._note_written = metrics.watch_segments(lambda: time.monotonic() - self._passed_at)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -177,12 +176,13 @@ class SegmentMover:
             await asyncio.sleep(PAUSE_S)
 
     def _fitting(self, keys: Sequence[MovableChunk]) -> Sequence[MovableChunk]:
-        """Returns the first chunks that fit into a segment; at least one."""
-        size_bytes = 0
+        """Returns the first chunks that fit into a segment, at least one; of whole rollouts if they are smaller."""
+        size_bytes = whole = 0
         for count, key in enumerate(keys):
+            whole = count if key.rollout_id != keys[count - 1].rollout_id else whole
             size_bytes += key.size_bytes
             if size_bytes > self._segment_bytes and count:
-                return keys[:count]
+                return keys[: whole or count]
         return keys
 
     async def _write(self, segment_id: int, day: datetime.date, keys: Sequence[MovableChunk]) -> bool:
@@ -215,7 +215,7 @@ class SegmentMover:
             _log.info("segment_dropped", segment=key)
             await self._blobs.remove_keys([key])
             return False
-        self._metrics.segment_written(live_bytes)
+        self._note_written(live_bytes)
         _log.info("segment_written", segment=key, size_bytes=len(content), chunks=len(writer.entries))
         return True
 

@@ -132,14 +132,7 @@ class Servicers:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
-        chunks = SpanTable(
-            database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s, metrics=queue.metrics
-        )
-        spans = Spans(
-            # With segments nothing is written there first, and appends do not need it.
-            table=chunks, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
-            metrics=queue.metrics, traces=queue.traces, wakeups=wakeups,
-        )  # fmt: skip
+        chunks, spans = _spans(queue, database, settings, blobs)
         follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
         self.spans = SpanService(
             spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
@@ -158,10 +151,7 @@ class Servicers:
             ),
         }
         if blobs is not None:
-            self.roles["segments"] = SegmentMover(
-                table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows,
-                segment_bytes=settings.segment_bytes, after_s=settings.segment_after_s, metrics=queue.metrics,
-            )  # fmt: skip
+            self.roles["segments"] = _segments(queue, database, settings, blobs, chunks)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicers to a server."""
@@ -206,3 +196,26 @@ def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretS
         proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
     )
     return service, SecretResealer(table=table, sealer=sealer)
+
+
+def _spans(queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs | None) -> tuple[SpanTable, Spans]:
+    """Returns the table of chunks, and what stores them."""
+    table = SpanTable(
+        database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s, metrics=queue.metrics
+    )
+    spans = Spans(
+        # With segments nothing goes to the blob storage first, and appends do not need it.
+        table=table, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
+        metrics=queue.metrics, traces=queue.traces, wakeups=queue.wakeups,
+    )  # fmt: skip
+    return table, spans
+
+
+def _segments(
+    queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs, chunks: SpanTable
+) -> SegmentMover:
+    """Returns the role that moves spans into segments."""
+    return SegmentMover(
+        table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows, segment_bytes=settings.segment_bytes,
+        after_s=settings.segment_after_s, metrics=queue.metrics,
+    )  # fmt: skip
