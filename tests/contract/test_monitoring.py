@@ -289,7 +289,10 @@ class Exported:
 async def test_every_name_that_is_used_is_exported_by_a_live_service_and_every_question_has_an_answer(
     short_tmp_path: Path, tmp_path: Path
 ) -> None:
-    monitored = {"FULMEN_RUNNER_HOOKS": "fulmen_runner.hooks.monitor:Monitor"}
+    monitored = {
+        "FULMEN_RUNNER_HOOKS": "fulmen_runner.hooks.monitor:Monitor",
+        "FULMEN_STORE_BLOB_URL": f"file://{tmp_path}/blobs",
+    }
     async with (
         running_stack(short_tmp_path, slots=4, environment=monitored) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,

@@ -1,12 +1,20 @@
-"""A double of S3 that speaks its protocol over a socket."""
+"""A double of S3 that speaks its protocol over a socket; or, for what asks for a `bucket`, another server.
+
+With `FULMEN_TEST_S3_URL` tests that use `bucket` run against that server, such as `moto_server`, in buckets of their own.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from xml.etree import ElementTree
 
+import aiohttp
 import pytest
 from aiohttp import web
+
+from fulmen.ids import uuid7
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 WHEN = "Sat, 01 Jan 2022 00:00:00 GMT"
@@ -78,14 +86,33 @@ async def s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    port = runner.addresses[0][1]
+    point_at(f"http://127.0.0.1:{runner.addresses[0][1]}", monkeypatch)
+    yield double
+    await runner.cleanup()
+
+
+def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the environment for a server of S3."""
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    yield double
-    await runner.cleanup()
+
+
+@pytest.fixture(params=["folder", "s3"])
+async def bucket(request: pytest.FixtureRequest, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns the URL of an empty storage of each kind."""
+    if request.param == "folder":
+        return f"file://{tmp_path}/blobs"
+    server = os.environ.get("FULMEN_TEST_S3_URL")
+    if not server:
+        return "s3://bucket/of/fulmen"
+    name = f"b{uuid7().hex}"
+    async with aiohttp.ClientSession() as session, session.put(f"{server}/{name}") as answer:
+        answer.raise_for_status()
+    point_at(server, monkeypatch)
+    return f"s3://{name}/of/fulmen"

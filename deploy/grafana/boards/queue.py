@@ -170,6 +170,12 @@ QUEUE = Board(
                     },
                 ),
                 Panel(
+                    title="Spans moved into object storage",
+                    unit="Bps",
+                    queries={"moved": total("fulmen_store_segments_bytes_total")},
+                    about="Spans of ended rollouts, into segments; every ten minutes with FULMEN_STORE_BLOB_URL.",
+                ),
+                Panel(
                     title="Connections of PostgreSQL",
                     queries={
                         "{{datname}} {{state}}": "sum by (datname, state) (pg_stat_activity_count)",

@@ -124,6 +124,32 @@ class StoreMetrics:
         """Records a chunk whose payload cannot be unpacked."""
         self._chunks_unreadable.add(1)
 
+    def watch_segments(self, age_s: Callable[[], float]) -> Callable[[int], None]:
+        """Reports, at every scrape, how long ago spans were last moved into segments without trouble.
+
+        Returns what records that a segment was written, of so many bytes.
+        """
+        self._meter.create_observable_gauge(
+            "fulmen.store.segments.pass.age",
+            callbacks=[_observer(age_s)],
+            unit="s",
+            description="Time since this replica last moved, without an error, all spans that belong into segments.",
+        )
+        written = self._meter.create_counter(
+            "fulmen.store.segments.written", unit="{segment}", description="Segments of spans that were written."
+        )
+        content = self._meter.create_counter(
+            "fulmen.store.segments.bytes", unit="By", description="Bytes of spans in the segments that were written."
+        )
+        for counter in (written, content):
+            counter.add(0)
+
+        def record(size_bytes: int) -> None:
+            written.add(1)
+            content.add(size_bytes)
+
+        return record
+
     def published(self, kind: str, role: str, result: str) -> None:
         """Records a publication, of which only kinds that services read are told apart.
 

@@ -40,14 +40,27 @@ class StoreSettings(KeyHolderSettings):
     blob_url: str = Field(
         default="",
         max_length=1024,
-        description="Where large payloads of spans go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: into "
-        "PostgreSQL.",
+        description="Where spans of ended rollouts go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: they stay "
+        "in PostgreSQL.",
+    )
+    segment_bytes: int = Field(
+        default=32 * 1024 * 1024,
+        ge=0,
+        le=256 * 1024 * 1024,
+        description="Size of a full segment of spans in `blob_url`, bytes; 0: instead of segments, chunks of at least "
+        "`blob_min_bytes` go there one by one.",
+    )
+    segment_after_s: float = Field(
+        default=3600.0,
+        ge=0,
+        le=365 * 86_400,
+        description="Time after its end until a rollout's spans may be moved into a segment, seconds.",
     )
     blob_min_bytes: int = Field(
         default=32 * 1024,
         ge=1,
         le=2**31 - 1,
-        description="Minimum size of a chunk of spans that goes to `blob_url`, bytes.",
+        description="Without segments, the minimum size of a chunk of spans that goes to `blob_url`, bytes.",
     )
     recorded_bytes_per_project: int = Field(
         default=1024 * 1024 * 1024,

@@ -32,6 +32,8 @@ DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Remove
 OTHER_SESSION = uuid7()
 SESSION_IDS = [uuid7() for _ in range(SESSIONS)]
 GROUPS = [uuid7() for _ in range(10)]
+SPANNED = [uuid7() for _ in range(5000)]
+SEGMENTS, EXTENTS = 50, 20_000
 # Waiting, leased, ended and hedged rows, in one project; the waiting ones of five priorities. Uses of a version, ended
 # sessions, and usage of several models in 100 training runs.
 GROW = (
@@ -96,6 +98,27 @@ GROW = (
     from generate_series(1, $1) n
     """,
 )
+# Rollouts of another project that have ended, with a chunk each, and others whose spans are in segments.
+GROW_SPANS = (
+    """
+    insert into rollout_end (rollout_id, project_id, group_size, state, failure_kind)
+    select id, 2, 1, 4, 0 from unnest($1::uuid[]) id
+    """,
+    """
+    insert into span_chunk (rollout_id, attempt, chunk_id, span_count, codec, start_ns, end_ns, payload)
+    select id, 1, id, 1, 2, 0, 0, 'x' from unnest($1::uuid[]) id
+    """,
+    """
+    insert into span_extent
+    select coalesce(($1::uuid[])[n], gen_random_uuid()), 1 + n % 50, 0, decode(repeat('00', 47), 'hex')
+    from generate_series(1, 20000) n
+    """,
+    """
+    insert into span_segment (id, project_id, day, state, size_bytes, live_bytes, remove_at)
+    select n, 1, current_date, case when n <= 50 then 2 else 3 end, 1, 1, case when n > 50 then now() - interval '1 day' end
+    from generate_series(1, 5000) n where $1::uuid[] is not null
+    """,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +147,25 @@ STORED_RESPONSES = {
     "remove_oldest_stored_responses": Hot(arguments=(1, ASKED * 1000), others={"stored_response": 1000 + 2 * ASKED}),
     "remove_expired_stored_responses": Hot(arguments=(1, ASKED), others={"stored_response": 3 * ASKED}),
 }
+
+
+def span_statements() -> dict[str, Hot]:
+    """Names the statements that move spans into segments, and read and remove them."""
+    return {
+        "movable_rollouts": Hot(arguments=(LOWEST, -60.0, ASKED), ends=3 * ASKED, others={"span_chunk": 3 * ASKED}),
+        "movable_chunks": Hot(arguments=(SPANNED[:ASKED], 1000), others={"span_chunk": ASKED}),
+        "move_chunks": Hot(arguments=(SPANNED[:ASKED], [1] * ASKED, SPANNED[:ASKED]), others={"span_chunk": 2 * ASKED}),
+        "extents_of_rollouts": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": ASKED}),
+        "remove_extents": Hot(arguments=(SPANNED[:ASKED],), others={"span_extent": 2 * ASKED}),
+        "take_extents": Hot(
+            arguments=(SPANNED[:ASKED], [1 + (n + 1) % SEGMENTS for n in range(ASKED)]),
+            others={"span_extent": 2 * ASKED},
+        ),
+        "extents_of_segments": Hot(arguments=([7],), others={"span_extent": EXTENTS // SEGMENTS}),
+        "shrink_segments": Hot(arguments=([1, 2], [1, 1]), others={"span_segment": 6}),
+        "removable_segments": Hot(arguments=(ASKED,), others={"span_segment": ASKED}),
+        "release_claims": Hot(arguments=(None,)),
+    }
 
 
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
@@ -219,6 +261,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
+        **span_statements(),
     }
 
 
@@ -305,6 +348,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 async def _start(connection: Any) -> None:
+    await connection.execute("select create_span_partition((now() at time zone 'UTC')::date)")
     await connection.execute("update project set max_running = 1000, max_queued = $1 where id = 1", ASKED)
     await connection.executemany(
         "insert into runner_session (id, subject, project, host, info, lease_until)"
@@ -323,6 +367,8 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
     await connection.execute(GROW[10], USAGE_ROWS, MODELS, RUNS)
     await connection.execute(GROW[11], USAGE_ROWS, MODELS)
     await connection.execute(GROW[12], RESPONSES)
+    for statement in GROW_SPANS:
+        await connection.execute(statement, SPANNED)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

@@ -28,6 +28,8 @@ REMOVED_BY = {
     "runner_session": ["delete_ended_sessions"],
     "stored_response": ["remove_expired_stored_responses", "remove_oldest_stored_responses"],
     "span_chunk": ["drop_expired_partition", "remove_chunks"],
+    "span_extent": ["remove_extents"],
+    "span_segment": ["forget_segments"],
     "training_run": ["remove_runs"],
     "usage_attempt": ["delete_usage_attempts"],
     "usage_instance": ["delete_usage_instances"],

@@ -35,7 +35,9 @@ TABLES = ("rollout", "attempt", "rollout_end", "span_chunk")
 @pytest.fixture
 async def blob_store(database_url: str, tmp_path: Path) -> AsyncIterator[StoreHandle]:
     """Yields a store that puts every payload into a folder."""
-    async with running_store(database_url, blob_url=f"file://{tmp_path}/blobs", blob_min_bytes=1) as handle:
+    async with running_store(
+        database_url, blob_url=f"file://{tmp_path}/blobs", segment_bytes=0, blob_min_bytes=1
+    ) as handle:
         yield handle
 
 

@@ -54,6 +54,18 @@ async def test_a_folder_goes_with_everything_in_it_and_with_nothing_else(blobs: 
     assert await blobs.get(kept) == b"kept"
 
 
+async def test_what_a_killed_writer_left_in_a_folder_goes_with_the_name(tmp_path: Path) -> None:
+    blobs = Blobs(open_storage(f"file://{tmp_path}"))
+    for name in ("a", "b"):
+        await blobs.write(f"segments/{name}", b"x")
+        (tmp_path / "segments" / f".writing-{name}-k_12z").touch()
+        (tmp_path / "segments" / f".writing-{name}-k1").touch()
+    await blobs.remove_keys(["segments/a"])
+    assert {path.name for path in (tmp_path / "segments").iterdir()} == {"b", ".writing-b-k_12z", ".writing-b-k1"}
+    await blobs.remove_keys(["segments/b"])
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3) -> None:  # noqa: F811
     blobs = Blobs(open_storage("s3://bucket"))
     ref = await blobs.put(b"x", folder="resources")
@@ -65,7 +77,7 @@ async def test_a_bucket_that_refuses_is_unavailable_and_tells_nobody_why(s3: S3)
 
 
 async def test_a_store_keeps_payloads_in_s3(s3: S3, database_url: str) -> None:  # noqa: F811
-    async with running_store(database_url, blob_url="s3://bucket/p", blob_min_bytes=1) as store:
+    async with running_store(database_url, blob_url="s3://bucket/p", segment_bytes=0, blob_min_bytes=1) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
         chunk = chunk_of(f"{rollout}/attempts/1")

@@ -200,7 +200,9 @@ async def test_a_chunk_that_nobody_can_read_hides_no_other(store: StoreHandle, s
 
 
 async def test_large_payloads_lie_in_a_folder_and_come_back_unchanged(database_url: str, tmp_path: Path) -> None:
-    async with running_store(database_url, blob_url=f"file://{tmp_path}/b", blob_min_bytes=1000) as store:
+    async with running_store(
+        database_url, blob_url=f"file://{tmp_path}/b", segment_bytes=0, blob_min_bytes=1000
+    ) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
         large, small = chunk_of(f"{rollout}/attempts/1", 200), chunk_of(f"{rollout}/attempts/1", 2)
@@ -227,7 +229,7 @@ async def test_a_chunk_whose_payload_cannot_be_put_away_is_not_acknowledged(
     database_url: str, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     (tmp_path / "b").write_text("a file where the folder should be")
-    async with running_store(database_url, blob_url=f"file://{tmp_path}/b", blob_min_bytes=1) as store:
+    async with running_store(database_url, blob_url=f"file://{tmp_path}/b", segment_bytes=0, blob_min_bytes=1) as store:
         stubs = await store.stubs()
         (rollout,) = await create(stubs)
         with pytest.raises(Exception, match="blob storage"):

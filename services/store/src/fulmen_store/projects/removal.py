@@ -64,6 +64,12 @@ class DeletedProjects:
         row = await self._database.fetch_row("has_rollouts", project_id)
         return row is not None and row["has"]
 
+    async def has_segments(self, project_id: int) -> bool:
+        """Returns whether the blob storage has segments of a project's spans; they go soon."""
+        await self._database.fetch("expire_segments_of_project", project_id)
+        row = await self._database.fetch_row("has_segments", project_id)
+        return row is not None and row["has"]
+
     async def remove(self, name: str, project_id: int, limit: int) -> int:
         """Removes at most `limit` rows by one statement; returns their number."""
         return len(await self._database.fetch(name, project_id, limit))
@@ -116,5 +122,7 @@ class ProjectRemover:
             while count == ROWS_PER_BATCH:
                 count = await self._projects.remove(name, project.project_id, ROWS_PER_BATCH)
                 await asyncio.sleep(PAUSE_S)
+        if await self._projects.has_segments(project.project_id):
+            return
         await self._projects.mark_emptied(project.project_id)
         _log.info("project_removed", project=project.name)

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fulmen_store.database.database import Database
 from fulmen_store.database.days import require_partitions
+from fulmen_store.segments.table import remove_extents
 
 __all__ = [
     "AGED",
@@ -90,6 +91,7 @@ class RetentionTable:
             if not ids:
                 return [], []
             chunks = await transaction.fetch_of_days("remove_chunks", ids, ids)
+            await remove_extents(transaction, ids)
             for name in ("remove_attempts", "remove_ends", "remove_rollouts"):
                 await transaction.fetch(name, ids)
         return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]

@@ -20,6 +20,7 @@ from fulmen_store.rollouts.filter import Expression, both, states_filter
 from fulmen_store.rollouts.lists import ListedIds, RolloutLists
 from fulmen_store.rollouts.records import RolloutView
 from fulmen_store.rollouts.transitions import FINAL_STATES
+from fulmen_store.segments.table import remove_extents
 from fulmen_store.spans.blob_refs import span_folder
 from fulmen_store.spans.blobs import Blobs
 
@@ -76,6 +77,8 @@ class DeletionTable:
                 raise RolloutKept(kept[0])
             ids = list(free)
             chunks = await transaction.fetch_of_days("remove_chunks", ids, ids)
+            # After the chunks: those that were just moved are found by their places.
+            await remove_extents(transaction, ids)
             for name in ("remove_attempts", "remove_ends", "remove_rollouts", "remove_retry_marks"):
                 await transaction.fetch(name, ids)
             removed = columns(list(Counter(key for key in free.values() if key is not None).items()), 2)

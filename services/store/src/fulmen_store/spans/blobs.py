@@ -1,7 +1,7 @@
-"""Large span payloads outside the database: in a folder, or in an object store such as S3.
+"""Span payloads outside the database: in a folder, or in an object store such as S3.
 
-Invariants: content is durable before `put` returns, so a row that references it can be committed afterwards; it is
-named by its SHA-256, so writes are idempotent; a read returns the written content or fails.
+Invariants: content is durable before `put` or `write` returns, so a row that references it can be committed afterwards; what
+`put` names by its SHA-256 is written idempotently, and a read of it returns the written content or fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -25,6 +25,9 @@ __all__ = ["BlobStorage", "Blobs", "FolderStorage", "open_storage"]
 
 MAX_CONCURRENT: Final = 16
 CALL_LIMIT_S: Final = 30.0
+# Of some tens of MB at once.
+SEGMENT_LIMIT_S: Final = 120.0
+_UNFINISHED: Final = ".writing-"
 
 
 class BlobStorage(Protocol):
@@ -36,6 +39,10 @@ class BlobStorage(Protocol):
 
     async def read(self, key: str) -> bytes:
         """Returns the stored content."""
+        ...
+
+    async def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Returns parts of the stored content, each given by its first byte and its size; shorter ones at its end."""
         ...
 
     async def remove(self, keys: Sequence[str]) -> None:
@@ -63,13 +70,21 @@ class Blobs:
         """
         digest = await asyncio.to_thread(lambda: hashlib.sha256(content).digest())
         ref = BlobRef(folder=folder, digest=digest, size_bytes=len(content))
+        await self.write(ref.key, content)
+        return ref
+
+    async def write(self, key: str, content: bytes, *, limit_s: float = CALL_LIMIT_S) -> None:
+        """Stores content durably under a name that nothing else has.
+
+        Raises:
+            BlobStorageUnavailable: If the storage failed or took longer than `limit_s` seconds.
+        """
         async with self._writing:
             try:
-                async with asyncio.timeout(CALL_LIMIT_S):
-                    await self._storage.write(ref.key, content)
+                async with asyncio.timeout(limit_s):
+                    await self._storage.write(key, content)
             except OSError as error:  # A TimeoutError is one.
                 raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
-        return ref
 
     async def get(self, ref: BlobRef) -> bytes:
         """Returns content.
@@ -90,15 +105,35 @@ class Blobs:
             raise BlobMissing("A stored payload is damaged: its digest differs.", blob=ref.key)
         return content
 
+    async def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Returns parts of what `write` stored, each given by its first byte and its size; unchecked.
+
+        Raises:
+            BlobMissing: If there is nothing of that name.
+            BlobStorageUnavailable: If the storage failed or took too long.
+        """
+        async with self._reading:
+            try:
+                async with asyncio.timeout(SEGMENT_LIMIT_S):
+                    return await self._storage.read_ranges(key, ranges)
+            except FileNotFoundError as error:
+                raise BlobMissing("A segment of spans is missing from the blob storage.", blob=key) from error
+            except OSError as error:
+                raise BlobStorageUnavailable("The store's blob storage cannot be read.") from error
+
     async def remove(self, refs: Sequence[BlobRef]) -> None:
-        """Removes content that no row references.
+        """Removes content that no row references; raises as `remove_keys`."""
+        await self.remove_keys({ref.key for ref in refs})
+
+    async def remove_keys(self, keys: Iterable[str]) -> None:
+        """Removes names, and ignores missing ones.
 
         Raises:
             BlobStorageUnavailable: If the storage failed or took too long.
         """
         try:
             async with asyncio.timeout(CALL_LIMIT_S):
-                await self._storage.remove(sorted({ref.key for ref in refs}))
+                await self._storage.remove(sorted(keys))
         except OSError as error:
             raise BlobStorageUnavailable("The store's blob storage cannot be written.") from error
 
@@ -129,6 +164,15 @@ class FolderStorage:
         """Returns the stored content."""
         return await asyncio.to_thread((self._root / key).read_bytes)
 
+    async def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Returns parts of the stored content."""
+
+        def read() -> list[bytes]:
+            with (self._root / key).open("rb", buffering=0) as file:
+                return [os.pread(file.fileno(), size, start) for start, size in ranges]
+
+        return await asyncio.to_thread(read)
+
     async def remove(self, keys: Sequence[str]) -> None:
         """Removes names, ignoring missing ones, and folders that become empty."""
         await asyncio.to_thread(self._remove, [self._root / key for key in keys])
@@ -147,7 +191,7 @@ class FolderStorage:
         has_folder = path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}-")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
@@ -170,6 +214,11 @@ class FolderStorage:
         for path in paths:
             path.unlink(missing_ok=True)
         for folder in {path.parent for path in paths}:
+            # What writers that were killed have left.
+            names = {path.name for path in paths}
+            for temporary in folder.glob(f"{_UNFINISHED}*"):
+                if temporary.name.removeprefix(_UNFINISHED).rpartition("-")[0] in names:
+                    temporary.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 folder.rmdir()
 

@@ -41,28 +41,36 @@ from (
 ) d;
 
 -- name: chunk_heads
+-- Chunks in the table, and extents of those in segments. As of one moment: a chunk that is moved is in one of them.
 select
-    x.n::int as n, c.rollout_id, c.attempt, c.chunk_id, c.start_ns, c.end_ns,
-    coalesce(c.blob_size, length(c.payload)) as size_bytes
+    x.n::int as n, c.rollout_id, c.attempt, c.chunk_id, c.start_ns, c.end_ns, c.size_bytes, c.segment_id, c.start_byte,
+    c.heads
 from unnest($1::uuid[], $2::int[], $3::int[]) with ordinality as x (rollout_id, attempt, project_id, n)
 cross join lateral (
     select q.id from rollout q
     where q.id = x.rollout_id and q.project_id = x.project_id limit 1
 ) r
 cross join lateral (
-    select q.rollout_id, q.attempt, q.chunk_id, q.start_ns, q.end_ns, q.blob_size, q.payload
+    select
+        q.rollout_id, q.attempt, q.chunk_id, q.start_ns, q.end_ns,
+        coalesce(q.blob_size, length(q.payload)) as size_bytes, null::bigint as segment_id, 0 as start_byte,
+        null::bytea as heads
     from span_chunk q
     where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt) and true /* days */
-) c
-order by x.n, c.chunk_id, c.attempt;
+    union all
+    select e.rollout_id, 0, null, 0, 0, 0, e.segment_id, e.start_byte, e.heads
+    from span_extent e
+    where e.rollout_id = x.rollout_id
+) c;
 
 -- name: watched_chunks
--- A count of the primary key: what a poll reads while nothing is new.
+-- A count of the primary key: what a poll reads while nothing is new. In segments those of all attempts are counted.
 select
     (
         select count(*) from span_chunk q
         where q.rollout_id = $1 and ($2::int = 0 or q.attempt = $2) and true /* days */
-    )::int as chunk_count,
+    )::int
+    + (select coalesce(sum(length(e.heads)) / 47, 0) from span_extent e where e.rollout_id = $1)::int as chunk_count,
     not exists (select from rollout q where q.id = $1 and q.project_id = $3)
     or exists (select from rollout_end q where q.rollout_id = $1)
     or exists (select from attempt q where q.rollout_id = $1 and q.number = $2) as is_over;

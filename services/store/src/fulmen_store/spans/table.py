@@ -1,19 +1,24 @@
-"""Span chunks in PostgreSQL, with large payloads in blobs."""
+"""Span chunks in PostgreSQL, or in segments of the blob storage, or with a large payload in a blob of its own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
+import structlog
 
 from fulmen.errors import BlobMissing
 from fulmen_store.database.database import Database, columns
-from fulmen_store.database.days import require_partitions
+from fulmen_store.database.days import day_of, require_partitions
+from fulmen_store.metrics import StoreMetrics
 from fulmen_store.projects.names import ProjectNames
+from fulmen_store.segments.extents import Entry, Extent, segment_key, unpack
+from fulmen_store.segments.reader import SegmentReader
+from fulmen_store.segments.table import SegmentTable
 from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.spans.chunks import Chunk, NewChunk
@@ -28,11 +33,42 @@ ATTEMPT_OVER: Final = "the attempt has ended, and the grace for its key's spans 
 READ_BYTES: Final = 4 * 1024 * 1024
 ROLLOUTS_PER_PAGE: Final = 64
 _NO_ROLLOUT: Final = UUID(int=0)
+S = TypeVar("S", bound="Sized")
+
+
+Key = tuple[UUID, int, UUID]
+"""Rollout, attempt and id of a chunk."""
+
+_log = structlog.get_logger()
+
+
+class Sized(Protocol):
+    """A chunk whose payload can be read."""
+
+    @property
+    def rollout_id(self) -> UUID:
+        """The rollout."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+
+    @property
+    def chunk_id(self) -> UUID:
+        """Id of the chunk."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHead:
-    """A chunk without its payload."""
+    """A chunk without its payload.
+
+    Attributes:
+        entry: Where it lies in a segment; None if it is in the table.
+    """
 
     rollout_id: UUID
     attempt: int
@@ -40,6 +76,7 @@ class ChunkHead:
     start_ns: int
     end_ns: int
     size_bytes: int
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +92,26 @@ class SpanTable:
     """Reads and writes chunks of spans."""
 
     def __init__(
-        self, database: Database, projects: ProjectNames, *, blobs: Blobs | None = None, key_grace_s: float = 60.0
+        self,
+        database: Database,
+        projects: ProjectNames,
+        *,
+        blobs: Blobs | None = None,
+        key_grace_s: float = 60.0,
+        metrics: StoreMetrics | None = None,
     ) -> None:
         """Creates the table.
 
         Args:
             database: The database.
             projects: Names of projects.
-            blobs: Storage of large payloads; by default none.
+            blobs: Storage of segments and large payloads; by default none.
             key_grace_s: Time after an attempt's end in which its key may still add spans, seconds; 60 by default.
+            metrics: Instruments; by default none.
         """
+        self._metrics = metrics
+        self._segments = SegmentTable(database)
+        self._reader = SegmentReader(blobs)
         self._database = database
         self._key_grace_s = key_grace_s
         self._projects = projects
@@ -104,9 +151,8 @@ class SpanTable:
         keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]
         ids = [parent.rollout_id for parent in parents]
         for row in await self._database.fetch_of_days("chunk_heads", ids, *columns(keys, 3)):
-            fields = dict(row)
-            found[fields.pop("n") - 1].append(ChunkHead(**fields))
-        return found
+            found[row["n"] - 1] += _heads(row, number=parents[row["n"] - 1].number)
+        return [_ordered(heads) for heads in found]
 
     async def watched(self, parent: SpanParent) -> tuple[int, bool]:
         """Returns the number of a parent's chunks, and whether it has ended or was removed, as of one moment."""
@@ -119,16 +165,60 @@ class SpanTable:
     async def read(self, heads: Sequence[ChunkHead]) -> AsyncIterator[Chunk]:
         """Yields chunks with their payloads, in the order given, a few MiB at a time.
 
+        Chunks whose segment is damaged or missing are left out, counted and logged.
+
         Raises:
-            BlobMissing: If a stored payload is missing.
-            BlobStorageUnavailable: If it cannot be read now.
+            BlobMissing: If a stored payload that has an object of its own is missing.
+            BlobStorageUnavailable: If the blob storage cannot be read now.
         """
         for part in _by_size(heads):
-            keys = [(head.rollout_id, head.attempt, head.chunk_id) for head in part]
-            ids = [head.rollout_id for head in part]
-            rows = await self._database.fetch_of_days("read_chunks", ids, *columns(keys, 3))
-            for chunk in await asyncio.gather(*(self._with_payload(_chunk(row)) for row in rows)):
+            found = {_key(chunk): chunk for chunk in await self._rows([head for head in part if head.entry is None])}
+            if len(found) < len(part):
+                found |= await self._from_segments([head for head in part if _key(head) not in found])
+            for head in part:
+                if (chunk := found.get(_key(head))) is not None:
+                    yield chunk
+
+    async def read_rows(self, chunks: Sequence[Sized]) -> AsyncIterator[Chunk]:
+        """Yields those of the chunks that are in the table; otherwise as `read`."""
+        for part in _by_size(chunks):
+            for chunk in await self._rows(part):
                 yield chunk
+
+    async def _rows(self, chunks: Sequence[Sized]) -> Sequence[Chunk]:
+        if not chunks:
+            return []
+        keys = [_key(chunk) for chunk in chunks]
+        ids = [chunk.rollout_id for chunk in chunks]
+        rows = await self._database.fetch_of_days("read_chunks", ids, *columns(keys, 3))
+        return await asyncio.gather(*(self._with_payload(_chunk(row)) for row in rows))
+
+    async def _from_segments(self, heads: Sequence[ChunkHead]) -> dict[Key, Chunk]:
+        """Reads chunks that are in segments now; those that are in none were deleted."""
+        entries = [head.entry for head in heads if head.entry is not None]
+        payloads = dict(await self._reader.read(entries))
+        lost = {_key(head): head.entry for head in heads if head.entry not in payloads}
+        if lost:
+            # Moved since its head was read, out of the table or into another segment.
+            now = await self._segments.entries_of_rollouts(sorted({rollout_id for rollout_id, _, _ in lost}))
+            entries = [entry for entry in now if _key(entry) in lost]
+            payloads |= await self._reader.read([entry for entry in entries if entry != lost[_key(entry)]])
+            for entry in entries:
+                if entry not in payloads:
+                    self._note_damage(entry)
+        return {_key(entry): _chunk_of(entry, payload) for entry, payload in payloads.items()}
+
+    def _note_damage(self, entry: Entry) -> None:
+        if self._metrics is not None:
+            self._metrics.chunk_unreadable()
+        segment = segment_key(entry.day, entry.segment_id)
+        _log.error(
+            "segment_damaged",
+            segment=segment,
+            rollout=str(entry.rollout_id),
+            attempt=entry.attempt,
+            chunk_id=str(entry.chunk_id),
+        )
 
     async def rollouts_of_run(self, project_id: int, run_id: int) -> AsyncIterator[list[UUID]]:
         """Yields the ids of a training run's rollouts, oldest first, page by page."""
@@ -152,8 +242,8 @@ class SpanTable:
         return replace(chunk, payload=await self._blobs.get(chunk.blob), blob=None)
 
 
-def _by_size(heads: Sequence[ChunkHead]) -> list[list[ChunkHead]]:
-    parts: list[list[ChunkHead]] = []
+def _by_size(heads: Sequence[S]) -> list[list[S]]:
+    parts: list[list[S]] = []
     size_bytes = READ_BYTES
     for head in heads:
         if size_bytes + head.size_bytes > READ_BYTES:
@@ -162,6 +252,38 @@ def _by_size(heads: Sequence[ChunkHead]) -> list[list[ChunkHead]]:
         parts[-1].append(head)
         size_bytes += head.size_bytes
     return parts
+
+
+def _key(chunk: ChunkHead | Chunk | Entry | Sized) -> Key:
+    return chunk.rollout_id, chunk.attempt, chunk.chunk_id
+
+
+def _ordered(heads: Sequence[ChunkHead]) -> list[ChunkHead]:
+    """Orders heads by chunk id. A chunk that was sent again after it was moved is in the table and in a segment."""
+    return sorted({_key(head): head for head in heads}.values(), key=lambda head: (head.chunk_id, head.attempt))
+
+
+def _heads(row: asyncpg.Record, *, number: int) -> list[ChunkHead]:
+    """Returns the chunk of the table that a row is, or those of an extent that are of an attempt, or of any if it is 0."""
+    if row["heads"] is None:
+        fields = ("rollout_id", "attempt", "chunk_id", "start_ns", "end_ns", "size_bytes")
+        return [ChunkHead(**{field: row[field] for field in fields})]
+    extent = Extent(rollout_id=row["rollout_id"], start_byte=row["start_byte"], heads=row["heads"])
+    return [
+        ChunkHead(
+            rollout_id=entry.rollout_id, attempt=entry.attempt, chunk_id=entry.chunk_id, start_ns=entry.start_ns,
+            end_ns=entry.end_ns, size_bytes=entry.size_bytes, entry=entry,
+        )
+        for entry in unpack(extent, segment_id=row["segment_id"], day=day_of(extent.rollout_id))
+        if number in (0, entry.attempt)
+    ]  # fmt: skip
+
+
+def _chunk_of(entry: Entry, payload: bytes) -> Chunk:
+    return Chunk(
+        rollout_id=entry.rollout_id, attempt=entry.attempt, chunk_id=entry.chunk_id, span_count=entry.span_count,
+        codec=entry.codec, start_ns=entry.start_ns, end_ns=entry.end_ns, payload=payload,
+    )  # fmt: skip
 
 
 def _chunk(row: asyncpg.Record) -> Chunk:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 import grpc.aio
 import structlog
@@ -129,8 +130,10 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
 
         async def chunks() -> AsyncIterator[span_pb2.SpanChunk]:
             async for parents in self._streamed_parents(request):
-                for parent, heads in zip(parents, await self._table.heads(parents), strict=True):
-                    async for chunk in self._chunks(parent, heads, wanted, seen=set()):
+                found = await self._table.heads(parents)
+                for together in _read_together(parents, found):
+                    heads = [head for _, of_parent in together for head in of_parent]
+                    async for chunk in self._chunks([parent for parent, _ in together], heads, wanted):
                         yield chunk
 
         async for part in _packed(chunks()):
@@ -143,12 +146,12 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         parent = _parent(request.parent)
         await self._require_parents([parent])
         wanted = read_filter(request.filter)
-        seen: set[tuple[int, bytes]] = set()
+        seen: dict[UUID, set[tuple[int, bytes]]] = {}
         followed = self._follower.follow(parent, stopping=self._stopping.is_set)
         async for heads in followed:
             if not heads:
                 yield pb.WatchSpansResponse()
-            async for part in _packed(self._chunks(parent, heads, wanted, seen=seen)):
+            async for part in _packed(self._chunks([parent], heads, wanted, seen=seen)):
                 yield pb.WatchSpansResponse(chunks=part)
         if self._stopping.is_set():
             raise Draining("The store is shutting down: open the stream again.")
@@ -179,23 +182,27 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
 
     async def _chunks(
         self,
-        parent: SpanParent,
+        parents: Sequence[SpanParent],
         heads: Sequence[ChunkHead],
         wanted: SpanFilter | None,
         *,
-        seen: set[tuple[int, bytes]],
+        seen: dict[UUID, set[tuple[int, bytes]]] | None = None,
     ) -> AsyncIterator[span_pb2.SpanChunk]:
-        """Yields chunks, or their matching spans that are not among the `seen` ones, and adds these."""
+        """Yields chunks of parents, or their matching spans that are not among the `seen` ones of the rollout, and adds these."""
+        by_rollout = {parent.rollout_id: parent for parent in parents}
         if wanted is None:
             async for chunk in self._table.read(heads):
+                parent = by_rollout[chunk.rollout_id]
                 if len(chunk.payload) > MAX_PAYLOAD_BYTES:
                     self._skip(parent, chunk)
                     continue
                 yield chunk_message(chunk, parent.project)
             return
+        seen = {} if seen is None else seen
         async for chunk in self._table.read(_possible(heads, wanted)):
+            parent, known = by_rollout[chunk.rollout_id], seen.setdefault(chunk.rollout_id, set())
             try:
-                messages, duplicates = await asyncio.to_thread(filtered_chunks, chunk, parent.project, wanted, seen)
+                messages, duplicates = await asyncio.to_thread(filtered_chunks, chunk, parent.project, wanted, known)
             except ChunkUnreadable:
                 self._skip(parent, chunk)
                 continue
@@ -289,6 +296,21 @@ async def _packed(chunks: AsyncIterator[span_pb2.SpanChunk]) -> AsyncIterator[li
         size_bytes += chunk_bytes
     if part:
         yield part
+
+
+def _read_together(
+    parents: Sequence[SpanParent], found: Sequence[Sequence[ChunkHead]]
+) -> list[list[tuple[SpanParent, Sequence[ChunkHead]]]]:
+    """Groups parents that follow each other: spans of neighbours lie side by side in a segment. No two of a group are of one rollout."""
+    groups: list[list[tuple[SpanParent, Sequence[ChunkHead]]]] = []
+    rollouts: set[UUID] = set()
+    for parent, heads in zip(parents, found, strict=True):
+        if not groups or parent.rollout_id in rollouts:
+            groups.append([])
+            rollouts.clear()
+        groups[-1].append((parent, heads))
+        rollouts.add(parent.rollout_id)
+    return groups
 
 
 def _possible(heads: Sequence[ChunkHead], wanted: SpanFilter) -> list[ChunkHead]:

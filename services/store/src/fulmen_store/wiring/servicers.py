@@ -56,6 +56,8 @@ from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
+from fulmen_store.segments.mover import SegmentMover
+from fulmen_store.segments.table import SegmentTable
 from fulmen_store.settings import StoreSettings
 from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.following import SpanFollower
@@ -146,11 +148,7 @@ class Servicers:
         self.calls = CallService(table=recorded, projects=queue.project_names)
         responses = _stored_responses(queue, database, settings)
         self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
-        chunks = SpanTable(database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s)
-        spans = Spans(
-            table=chunks, blobs=blobs, blob_min_bytes=settings.blob_min_bytes, metrics=queue.metrics,
-            traces=queue.traces, wakeups=wakeups,
-        )  # fmt: skip
+        chunks, spans = _spans(queue, database, settings, blobs)
         follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
         self.spans = SpanService(
             spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
@@ -171,6 +169,8 @@ class Servicers:
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
             ),
         }
+        if blobs is not None:
+            self.roles["segments"] = _segments(queue, database, settings, blobs, chunks)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicers to a server."""
@@ -225,3 +225,26 @@ def _stored_responses(queue: Queue, database: Database, settings: StoreSettings)
         retention=datetime.timedelta(seconds=settings.stored_response_retention_s),
         metrics=queue.metrics,
     )
+
+
+def _spans(queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs | None) -> tuple[SpanTable, Spans]:
+    """Returns the table of chunks, and what stores them."""
+    table = SpanTable(
+        database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s, metrics=queue.metrics
+    )
+    spans = Spans(
+        # With segments nothing goes to the blob storage first, and appends do not need it.
+        table=table, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
+        metrics=queue.metrics, traces=queue.traces, wakeups=queue.wakeups,
+    )  # fmt: skip
+    return table, spans
+
+
+def _segments(
+    queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs, chunks: SpanTable
+) -> SegmentMover:
+    """Returns the role that moves spans into segments."""
+    return SegmentMover(
+        table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows, segment_bytes=settings.segment_bytes,
+        after_s=settings.segment_after_s, metrics=queue.metrics,
+    )  # fmt: skip
