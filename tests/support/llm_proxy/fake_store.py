@@ -25,6 +25,8 @@ from fulmen.store.v1 import (
     lease_service_pb2,
     lease_service_pb2_grpc,
     project_service_pb2_grpc,
+    proxy_service_pb2,
+    proxy_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
     resource_service_pb2_grpc,
@@ -60,6 +62,10 @@ class FakeStore:
         """How attempts stand of which a test has said so; the others run."""
         self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
         """The attempts of each question, as the proxy asked; the last ones."""
+        self.proxies: set[str] = set()
+        """Those that have not left."""
+        self.accounts: dict[str, dict[str, proxy_service_pb2.CaptureAccount]] = {}
+        """The accounts of attempts, by proxy; proxies never count as lost."""
         self._asked = asyncio.Event()
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
@@ -87,6 +93,7 @@ class FakeStore:
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(_Spans(self), self._server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(self), self._server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.keys, self._server)
+        proxy_service_pb2_grpc.add_ProxyServiceServicer_to_server(_Proxies(self), self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -242,6 +249,35 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
             mode=rollout_pb2.ROLLOUT_MODE_TRAIN,
             current_epoch=number,
         )
+
+
+class _Proxies(proxy_service_pb2_grpc.ProxyServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def SyncProxy(
+        self, request: proxy_service_pb2.SyncProxyRequest, _: grpc.aio.ServicerContext
+    ) -> proxy_service_pb2.SyncProxyResponse:
+        held = self._store.accounts.setdefault(request.instance_id, {})
+        held.update({account.attempt: account for account in request.accounts})
+        proxies = self._store.proxies
+        (proxies.discard if request.leaving else proxies.add)(request.instance_id)
+        response = proxy_service_pb2.SyncProxyResponse(other_count=len(proxies - {request.instance_id}))
+        response.store_time.GetCurrentTime()
+        return response
+
+    async def GetCaptureTotals(
+        self, request: proxy_service_pb2.GetCaptureTotalsRequest, _: grpc.aio.ServicerContext
+    ) -> proxy_service_pb2.GetCaptureTotalsResponse:
+        others = [each for proxy, each in self._store.accounts.items() if proxy != request.except_instance_id]
+        totals = []
+        for attempt in request.attempts:
+            found = [accounts[attempt] for accounts in others if attempt in accounts]
+            total = proxy_service_pb2.CaptureAccount(attempt=attempt, open=any(each.open for each in found))
+            for field in total.DESCRIPTOR.fields[2:]:
+                setattr(total, field.name, sum(getattr(each, field.name) for each in found))
+            totals.append(proxy_service_pb2.CaptureTotals(sum=total))
+        return proxy_service_pb2.GetCaptureTotalsResponse(totals=totals)
 
 
 class _Spans(span_service_pb2_grpc.SpanServiceServicer):

@@ -176,6 +176,7 @@ class CallPipeline:
                 if plan.captured:
                     note_version(call.choice, plan, self._tables.current)
             try:
+                await self._recorder.opened(call)
                 if answer.status in _KEY_REFUSED:
                     raise BackendUnavailable("The backend refused the proxy's own key.")
                 call.status = answer.status
