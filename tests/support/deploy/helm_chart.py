@@ -100,7 +100,7 @@ VALUES: dict[str, Document] = {
         "collector": {"endpoint": "https://otel-collector.monitoring:4317", "to": _COLLECTOR},
         "store": {"autoscaling": {"enabled": True}, "settings": {"BLOB_URL": "s3://spans/fulmen", "LEASE_TTL_S": 20}},
         "migration": {"post": True},
-        "llmProxy": {"replicas": 3, "settings": {"CACHE_BYTES": 1073741824, "WORKERS": 2}, **_GPU_NODES},
+        "llmProxy": {"autoscaling": {"enabled": True}, "settings": {"CACHE_BYTES": 1073741824, "WORKERS": 2}, **_GPU_NODES},
         "runner": {
             "scaling": {"kind": "keda"},
             "settings": {"SLOTS": "auto", "LABELS": "gpu=none", "ISOLATION": "process"},

@@ -63,6 +63,7 @@ class CaptureAccounts:
         self._opening: dict[str, asyncio.Event] = {}
         self._settled: dict[str, None] = {}
         self._wake = asyncio.Event()
+        self._wake.set()
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._alone = False
