@@ -233,7 +233,11 @@ def test_containers_are_read_only_unprivileged_and_bounded(name: str) -> None:
 
 def test_agents_reach_stores_and_proxies_and_nothing_else() -> None:
     members = {
-        network: {name.rstrip("_12").removesuffix("_more") for name, each in COMPOSE["services"].items() if network in each["networks"]}
+        network: {
+            name.rstrip("_12").removesuffix("_more")
+            for name, each in COMPOSE["services"].items()
+            if network in each["networks"]
+        }
         for network in COMPOSE["networks"]
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 
 DEADLINE_S = 400
 HELD = 12
+CALLS = re.compile(r"^fulmen_llm_proxy_calls_total\{[^}]*\} (\S+)$", re.MULTILINE)
 AGENT = """
 import asyncio, os
 from pathlib import Path
@@ -44,6 +46,9 @@ async def solve(task, context):
                 answer = await client.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body, headers=headers)
         except httpx2.TransportError:
             await asyncio.sleep(0.1)
+            continue
+        if answer.status_code == 503:  # as the vendors' clients do
+            await asyncio.sleep(float(answer.headers["retry-after"]))
             continue
         assert answer.status_code == 200, answer.text
         answered += 1
@@ -87,8 +92,14 @@ async def store(database_url: str) -> AsyncIterator[RealStore]:
 
 async def calls_at(proxy: ProxyProcess, least: int) -> None:
     """Returns when a proxy has answered so many calls."""
-    while await proxy.metric("fulmen_llm_proxy_calls_total") < least:  # noqa: ASYNC110  # state of another process
+    while sum(map(float, CALLS.findall(await metrics_of(proxy)))) < least:  # noqa: ASYNC110  # state of another process
         await asyncio.sleep(0.1)
+
+
+async def metrics_of(proxy: ProxyProcess) -> str:
+    """Returns the page of a proxy's metrics."""
+    async with proxy.http.get(f"{proxy.operator_url}/metrics") as answer:
+        return await answer.text()
 
 
 async def until_open(connection: asyncpg.Connection, count: int) -> None:
@@ -118,6 +129,7 @@ async def test_proxies_come_and_go_under_running_attempts(
             "llm_proxy_targets": grpc.address,
             "slots": attempts,
             "instrument": "none",
+            "log_level": "debug",
         }
         runner = RunnerProcess(settings)
         stack.push_async_callback(runner.close)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import time
 
+import msgspec
+
 from fulmen.errors import BackendUnavailable, Draining, FulmenError
-from fulmen_llm_proxy.apis.api import Api, ApiName, joined
+from fulmen_llm_proxy.apis.api import Api, ApiName, encode, joined
 from fulmen_llm_proxy.apis.errors import CALLER_GONE, error_document, error_event
 from fulmen_llm_proxy.apis.sse import EventSplitter
 from fulmen_llm_proxy.attempts.caller import Caller
@@ -121,6 +123,10 @@ class CallPipeline:
 
     def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         request = api.parse(body)
+        model = self._tables.current.resolved(request.model, caller.models_of)
+        if model != request.model:
+            fields = {**request.fields, "model": msgspec.Raw(encode(model))}
+            request = msgspec.structs.replace(request, model=model, fields=fields)
         attribution = caller.attribution
         try:
             permit = self.gate.admit(caller, request)
