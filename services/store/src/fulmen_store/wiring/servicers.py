@@ -67,8 +67,10 @@ from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
+from fulmen_store.usage.compute import ComputeCosts, ComputePrices
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
+from fulmen_store.usage.used_up import BudgetWatch
 from fulmen_store.wiring.queue_parts import Queue
 
 __all__ = ["Servicers"]
@@ -144,11 +146,17 @@ class Servicers:
             spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
         )
         self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
+        costs = ComputeCosts(
+            prices=ComputePrices(settings.compute_prices), table=usage, instance_id=f"store-{queue.replicas.own_id}"
+        )
+        queue.events.attempts_ended.subscribe(costs.ended)
         self.roles: dict[str, Role] = {
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "age-retention": AgeRetention(table=UpkeepTable(database)),
+            "budget-watch": BudgetWatch(table=usage, used_up=queue.used_up, wakeups=wakeups),
+            "compute-costs": costs,
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
             "secret-resealer": resealer,
