@@ -8,6 +8,7 @@ the default project, unless a test says otherwise in `standings`: nobody has to 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -41,6 +42,7 @@ from tests.support.service_kit.key_store import KeyService
 SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
 _QUESTIONS_KEPT = 100
 _SLOW_S = 0.5
+LOST_S = 10.0
 
 
 class FakeStore:
@@ -62,10 +64,10 @@ class FakeStore:
         """How attempts stand of which a test has said so; the others run."""
         self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
         """The attempts of each question, as the proxy asked; the last ones."""
-        self.proxies: set[str] = set()
-        """Those that have not left."""
+        self.proxies: dict[str, float] = {}
+        """When each that has not left called last."""
         self.accounts: dict[str, dict[str, proxy_service_pb2.CaptureAccount]] = {}
-        """The accounts of attempts, by proxy; proxies never count as lost."""
+        """The accounts of attempts, by proxy."""
         self._asked = asyncio.Event()
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
@@ -261,23 +263,31 @@ class _Proxies(proxy_service_pb2_grpc.ProxyServiceServicer):
         held = self._store.accounts.setdefault(request.instance_id, {})
         held.update({account.attempt: account for account in request.accounts})
         proxies = self._store.proxies
-        (proxies.discard if request.leaving else proxies.add)(request.instance_id)
-        response = proxy_service_pb2.SyncProxyResponse(other_count=len(proxies - {request.instance_id}))
+        proxies[request.instance_id] = time.monotonic()
+        if request.leaving:
+            del proxies[request.instance_id]
+        live = [each for each in proxies if self._is_live(each) and each != request.instance_id]
+        response = proxy_service_pb2.SyncProxyResponse(other_count=len(live))
         response.store_time.GetCurrentTime()
         return response
 
     async def GetCaptureTotals(
         self, request: proxy_service_pb2.GetCaptureTotalsRequest, _: grpc.aio.ServicerContext
     ) -> proxy_service_pb2.GetCaptureTotalsResponse:
-        others = [each for proxy, each in self._store.accounts.items() if proxy != request.except_instance_id]
+        others = [each for each in self._store.accounts.items() if each[0] != request.except_instance_id]
         totals = []
         for attempt in request.attempts:
-            found = [accounts[attempt] for accounts in others if attempt in accounts]
-            total = proxy_service_pb2.CaptureAccount(attempt=attempt, open=any(each.open for each in found))
+            found = [accounts[attempt] for _, accounts in others if attempt in accounts]
+            open_at = [proxy for proxy, accounts in others if attempt in accounts and accounts[attempt].open]
+            total = proxy_service_pb2.CaptureAccount(attempt=attempt, open=any(map(self._is_live, open_at)))
             for field in total.DESCRIPTOR.fields[2:]:
                 setattr(total, field.name, sum(getattr(each, field.name) for each in found))
-            totals.append(proxy_service_pb2.CaptureTotals(sum=total))
+            lost = not all(map(self._is_live, open_at))
+            totals.append(proxy_service_pb2.CaptureTotals(sum=total, lost=lost))
         return proxy_service_pb2.GetCaptureTotalsResponse(totals=totals)
+
+    def _is_live(self, proxy: str) -> bool:
+        return time.monotonic() - self._store.proxies.get(proxy, -LOST_S) < LOST_S
 
 
 class _Spans(span_service_pb2_grpc.SpanServiceServicer):
