@@ -27,7 +27,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         infra_failures: How many failed calls are reported for every attempt.
         throttled: How many calls without room are reported for every attempt.
         confirming: While false, no attempt is reported as flushed.
-        lost: Whether captures of every attempt are reported as lost.
+        lost: Whether captures of first attempts are reported as lost.
     """
 
     def __init__(self, *, signing_key: str) -> None:
@@ -101,7 +101,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
                 call_count=self.calls[attempt],
                 infra_failure_count=self.infra_failures,
                 throttled_count=self.throttled,
-                lost=self.lost,
+                lost=self.lost and attempt.endswith("/attempts/1"),
             )
             for attempt in request.attempts
         ]
