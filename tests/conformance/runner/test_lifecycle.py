@@ -113,9 +113,9 @@ async def test_the_rpcs_of_a_runner(world: World) -> None:
     assert [[e.kind for e in ended[name]] for name in names] == [[""]] * 3
 
 
-async def test_a_proxy_that_restarts_makes_its_attempts_infra(world: World) -> None:
+async def test_lost_captures_make_an_attempt_infra(world: World) -> None:
     _, [name] = await waiting(world, 1)
-    world.proxy.instance_id = "instance-2"
+    world.proxy.lost = True
     world.proxy.release()
     assert [ended.kind for ended in (await world.store.ended([name]))[name]] == ["INFRA", ""]
 

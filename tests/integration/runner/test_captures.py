@@ -39,25 +39,32 @@ async def test_many_attempts_are_flushed_in_few_calls(proxy: ProxyDouble) -> Non
     await close(captures)
 
 
-async def test_the_instance_is_asked_for_once_by_all_who_wait(proxy: ProxyDouble) -> None:
+async def test_a_proxy_is_asked_once_by_all_who_wait_to_reach_it(proxy: ProxyDouble) -> None:
     captures = captures_of(proxy)
-    assert set(await asyncio.gather(*(captures.instances() for _ in range(100)))) == {("instance-1",)}
+    await asyncio.gather(*(captures.reach() for _ in range(100)))
     assert proxy.flush_call_count == 1
     await close(captures)
 
 
-async def test_counts_of_several_proxies_are_added(proxy: ProxyDouble) -> None:
+async def test_any_proxy_answers_for_all_and_the_next_one_is_asked_when_one_is_gone(proxy: ProxyDouble) -> None:
     other = ProxyDouble(signing_key=SIGNING_KEY)
-    other.instance_id = "other-1"
     await other.start_grpc()
-    proxy.calls[ATTEMPTS[0]], other.calls[ATTEMPTS[0]] = 1, 2
-    other.infra_failures = 4
+    proxy.calls[ATTEMPTS[0]] = other.calls[ATTEMPTS[0]] = 3
     captures = captures_of(proxy, other)
-    assert await captures.flush(ATTEMPTS[0]) == CaptureEvidence(
-        instance_ids=("instance-1", "other-1"), call_count=3, infra_failure_count=4
-    )
+    assert (await captures.flush(ATTEMPTS[0])).call_count == 3
+    assert (proxy.flush_call_count, other.flush_call_count) == (1, 0)
+    await proxy.stop_grpc()
+    assert (await captures.flush(ATTEMPTS[0])).call_count == 3
+    await captures.reach()
     await close(captures)
     await other.close()
+
+
+async def test_lost_captures_are_reported(proxy: ProxyDouble) -> None:
+    captures = captures_of(proxy)
+    proxy.lost = True
+    assert (await captures.flush(ATTEMPTS[0])).lost
+    await close(captures)
 
 
 async def test_a_flush_waits_for_a_proxy_that_is_away_for_a_moment(proxy: ProxyDouble) -> None:
@@ -66,7 +73,7 @@ async def test_a_flush_waits_for_a_proxy_that_is_away_for_a_moment(proxy: ProxyD
     waiting = asyncio.create_task(captures.flush(ATTEMPTS[0]))
     await asyncio.sleep(0)
     await proxy.start_grpc()
-    assert (await waiting).instance_ids == ("instance-1",)
+    assert not (await waiting).lost
     await close(captures)
 
 
@@ -97,7 +104,7 @@ async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, 
     if away:
         await proxy.stop_grpc()
         with pytest.raises(CapturesUnavailable, match="is unreachable"):
-            await captures.instances()
+            await captures.reach()
     started = time.monotonic()
     with pytest.raises(CapturesUnavailable):
         await captures.flush(ATTEMPTS[0])
@@ -107,5 +114,5 @@ async def test_what_is_not_confirmed_in_time_is_unavailable(proxy: ProxyDouble, 
 
 async def test_without_proxies_there_is_nothing_to_wait_for() -> None:
     captures = captures_of()
-    assert await captures.instances() == ()
+    await captures.reach()
     assert await captures.flush(ATTEMPTS[0]) == CaptureEvidence()

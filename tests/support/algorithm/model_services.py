@@ -42,6 +42,8 @@ class World:
     served: PublishedPolicy | None = None
     served_versions: list[int] = field(default_factory=list)
     kinds: list[WeightsKind] = field(default_factory=list)
+    refuses: Exception | None = None
+    """Refuses further groups once there are three."""
     cancelled: bool = False
     handed_over: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
@@ -136,6 +138,8 @@ class ModelQueue:
         world = self._world
         await world.crashes.before()
         world.leases.check(self._fence)
+        if world.refuses is not None and len(world.groups) >= 3:
+            raise world.refuses
         for group in groups:
             known = world.groups.setdefault(group.group_id, group)
             assert known == group, "a group was submitted again with another content"

@@ -101,7 +101,7 @@ VALUES: dict[str, Document] = {
         "store": {"autoscaling": {"enabled": True}, "settings": {"BLOB_URL": "s3://spans/fulmen", "LEASE_TTL_S": 20}},
         "migration": {"post": True},
         "llmProxy": {
-            "replicas": 3,
+            "autoscaling": {"enabled": True},
             "settings": {"CACHE_BYTES": 1073741824, "WORKERS": 2},
             "sharedCache": True,
             **_GPU_NODES,

@@ -8,6 +8,7 @@ the default project, unless a test says otherwise in `standings`: nobody has to 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -25,6 +26,8 @@ from fulmen.store.v1 import (
     lease_service_pb2,
     lease_service_pb2_grpc,
     project_service_pb2_grpc,
+    proxy_service_pb2,
+    proxy_service_pb2_grpc,
     resource_pb2,
     resource_service_pb2,
     resource_service_pb2_grpc,
@@ -39,6 +42,7 @@ from tests.support.service_kit.key_store import KeyService
 SIGNING_KEY = "tests-only-signing-key-of-32-bytes-or-more"
 _QUESTIONS_KEPT = 100
 _SLOW_S = 0.5
+LOST_S = 10.0
 
 
 class FakeStore:
@@ -60,6 +64,10 @@ class FakeStore:
         """How attempts stand of which a test has said so; the others run."""
         self.checks: deque[list[str]] = deque(maxlen=_QUESTIONS_KEPT)
         """The attempts of each question, as the proxy asked; the last ones."""
+        self.proxies: dict[str, float] = {}
+        """When each that has not left called last."""
+        self.accounts: dict[str, dict[str, proxy_service_pb2.CaptureAccount]] = {}
+        """The accounts of attempts, by proxy."""
         self._asked = asyncio.Event()
         self.faster: list[resource_pb2.ResourceVersion] = []
         """What other replicas publish just before the next publication."""
@@ -87,6 +95,7 @@ class FakeStore:
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(_Spans(self), self._server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(_Leases(self), self._server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.keys, self._server)
+        proxy_service_pb2_grpc.add_ProxyServiceServicer_to_server(_Proxies(self), self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -242,6 +251,43 @@ class _Leases(lease_service_pb2_grpc.LeaseServiceServicer):
             mode=rollout_pb2.ROLLOUT_MODE_TRAIN,
             current_epoch=number,
         )
+
+
+class _Proxies(proxy_service_pb2_grpc.ProxyServiceServicer):
+    def __init__(self, store: FakeStore) -> None:
+        self._store = store
+
+    async def SyncProxy(
+        self, request: proxy_service_pb2.SyncProxyRequest, _: grpc.aio.ServicerContext
+    ) -> proxy_service_pb2.SyncProxyResponse:
+        held = self._store.accounts.setdefault(request.instance_id, {})
+        held.update({account.attempt: account for account in request.accounts})
+        proxies = self._store.proxies
+        proxies[request.instance_id] = time.monotonic()
+        if request.leaving:
+            del proxies[request.instance_id]
+        live = [each for each in proxies if self._is_live(each) and each != request.instance_id]
+        response = proxy_service_pb2.SyncProxyResponse(other_count=len(live))
+        response.store_time.GetCurrentTime()
+        return response
+
+    async def GetCaptureTotals(
+        self, request: proxy_service_pb2.GetCaptureTotalsRequest, _: grpc.aio.ServicerContext
+    ) -> proxy_service_pb2.GetCaptureTotalsResponse:
+        others = [each for each in self._store.accounts.items() if each[0] != request.except_instance_id]
+        totals = []
+        for attempt in request.attempts:
+            found = [accounts[attempt] for _, accounts in others if attempt in accounts]
+            open_at = [proxy for proxy, accounts in others if attempt in accounts and accounts[attempt].open]
+            total = proxy_service_pb2.CaptureAccount(attempt=attempt, open=any(map(self._is_live, open_at)))
+            for field in total.DESCRIPTOR.fields[2:]:
+                setattr(total, field.name, sum(getattr(each, field.name) for each in found))
+            lost = not all(map(self._is_live, open_at))
+            totals.append(proxy_service_pb2.CaptureTotals(sum=total, lost=lost))
+        return proxy_service_pb2.GetCaptureTotalsResponse(totals=totals)
+
+    def _is_live(self, proxy: str) -> bool:
+        return time.monotonic() - self._store.proxies.get(proxy, -LOST_S) < LOST_S
 
 
 class _Spans(span_service_pb2_grpc.SpanServiceServicer):

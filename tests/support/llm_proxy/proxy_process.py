@@ -104,7 +104,7 @@ async def proxy_process(
         "ready_file": ready,
         **settings,
     }
-    environment = {"PATH": os.environ["PATH"]} | {
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ} | {
         f"FULMEN_LLM_PROXY_{name.upper()}": str(value) for name, value in values.items()
     }
     process = await asyncio.create_subprocess_exec(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.errors import CapturesUnavailable
 
 
@@ -12,15 +12,14 @@ class Captures:
     def __init__(self, *, reachable: bool = True, confirms: bool = True) -> None:
         self._reachable, self._confirms = reachable, confirms
 
-    async def instances(self) -> InstanceIds:
+    async def reach(self) -> None:
         if not self._reachable:
             raise CapturesUnavailable("The model proxy cannot be reached.")
-        return ("a",)
 
     async def flush(self, attempt: str) -> CaptureEvidence:
         if not self._confirms:
             raise CapturesUnavailable("not confirmed")
-        return CaptureEvidence(instance_ids=("a",))
+        return CaptureEvidence()
 
 
 async def all_acknowledged(_: str) -> int:

@@ -27,7 +27,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         infra_failures: How many failed calls are reported for every attempt.
         throttled: How many calls without room are reported for every attempt.
         confirming: While false, no attempt is reported as flushed.
-        instance_id: As a restart would change it.
+        lost: Whether captures of first attempts are reported as lost.
     """
 
     def __init__(self, *, signing_key: str) -> None:
@@ -38,7 +38,7 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
         self.infra_failures = 0
         self.throttled = 0
         self.confirming = True
-        self.instance_id = "instance-1"
+        self.lost = False
         self.flush_call_count = 0
         self._verifier = TokenVerifier(signing_key)
         self._waiting: list[asyncio.Future[None]] = []
@@ -101,10 +101,11 @@ class ProxyDouble(capture_service_pb2_grpc.CaptureServiceServicer):
                 call_count=self.calls[attempt],
                 infra_failure_count=self.infra_failures,
                 throttled_count=self.throttled,
+                lost=self.lost and attempt.endswith("/attempts/1"),
             )
             for attempt in request.attempts
         ]
-        return messages.FlushCapturesResponse(summaries=summaries, instance_id=self.instance_id)
+        return messages.FlushCapturesResponse(summaries=summaries, instance_id="double")
 
     async def _chat(self, request: web.Request) -> web.Response:
         try:

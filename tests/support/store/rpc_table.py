@@ -33,6 +33,7 @@ from fulmen.store.v1 import (
     span_service_pb2,
     usage_service_pb2,
 )
+from fulmen.store.v1 import proxy_service_pb2 as prx
 from fulmen.store.v1 import stored_response_service_pb2 as stored
 from fulmen_service_kit.security.tokens import Role
 from tests.support.store.calls import new_call
@@ -57,6 +58,7 @@ RESOURCES, RUNNERS, PROJECTS = (
 )
 USAGE = "/fulmen.store.v1.UsageService/"
 RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
+PROXIES = "/fulmen.store.v1.ProxyService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
 CALLS = "/fulmen.store.v1.CallService/"
@@ -292,6 +294,10 @@ PROBES: dict[str, list[Probe]] = {
     USAGE + "SyncUsage": [
         lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
     ],
+    PROXIES + "SyncProxy": [
+        lambda t: [prx.SyncProxyRequest(instance_id="i", accounts=[prx.CaptureAccount(attempt=t.attempt, open=True)])],
+    ],
+    PROXIES + "GetCaptureTotals": [lambda t: [prx.GetCaptureTotalsRequest(attempts=[t.attempt])]],
     SECRETS + "SetSecret": [
         lambda t: [sec.SetSecretRequest(project=t.project, name="WEATHER_KEY", value=b"sunny-and-warm")],
         lambda t: [sec.SetSecretRequest(project=t.project, name="openai", value=b"x" * 8, hosts=["api.openai.com"])],
@@ -433,6 +439,8 @@ MAY_CALL: dict[str, set[Role]] = {
     PROJECTS + "ListSigningKeys": {A, S, R, E, M, C, V, K},
     PROJECTS + "RefreshToken": {A, S, R, E, M},
     USAGE + "SyncUsage": {A, S},
+    PROXIES + "SyncProxy": {A, S},
+    PROXIES + "GetCaptureTotals": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
     CALLS + "RecordCalls": {A, S},
     CALLS + "ListCalls": {A, S, C, V},

@@ -148,7 +148,8 @@ readinessProbe:
 {{- define "fulmen.proxies" -}}
 {{- $pods := include "fulmen.host" (dict "root" $ "service" "llm-proxy-headless") }}
 {{- $name := printf "%s-llm-proxy" (include "fulmen.fullname" .) }}
-{{- range $index := until (int .Values.llmProxy.replicas) }}
+{{- $scaling := .Values.llmProxy.autoscaling }}
+{{- range $index := until (int (ternary $scaling.minReplicas .Values.llmProxy.replicas $scaling.enabled)) }}
 {{- if $index }},{{ end }}{{ printf "%s-%d.%s:7201" $name $index $pods }}
 {{- end }}
 {{- end }}

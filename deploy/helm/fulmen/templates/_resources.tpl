@@ -75,7 +75,7 @@ spec:
       {{- include "fulmen.selectorLabels" . | nindent 6 }}
 {{- end }}
 
-{{/* "scaling": minReplicas and maxReplicas; "cpu": percent. */}}
+{{/* "kind": of the workload, by default Deployment; "scaling": minReplicas and maxReplicas; "cpu": percent. */}}
 {{- define "fulmen.autoscaler" -}}
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
@@ -87,7 +87,7 @@ metadata:
 spec:
   scaleTargetRef:
     apiVersion: apps/v1
-    kind: Deployment
+    kind: {{ default "Deployment" .kind }}
     name: {{ include "fulmen.fullname" .root }}-{{ .component }}
   minReplicas: {{ .scaling.minReplicas }}
   maxReplicas: {{ .scaling.maxReplicas }}

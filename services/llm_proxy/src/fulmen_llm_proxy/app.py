@@ -93,6 +93,7 @@ async def build_proxy(
         await state.queue.emptied()
         await state.app_calls.settled()
         await usage_sync.flush()
+        await state.attempt_accounts.leave()
 
     return ServiceParts(
         server=_rpc_server(settings, state, completions, draining),
@@ -155,8 +156,8 @@ def _rpc_server(
         instance_id=state.instance_id, siblings=state.siblings,
     )  # fmt: skip
     captures = CaptureServicer(
-        ledger=state.ledger, queue=state.queue, seats=state.states.seats,
-        instance_id=state.instance_id, siblings=state.siblings,
+        ledger=state.ledger, queue=state.queue, accounts=state.attempt_accounts, seats=state.states.seats,
+        instance_id=state.instance_id,
     )  # fmt: skip
 
     def register(server: grpc.aio.Server) -> None:
@@ -203,6 +204,7 @@ def _roles(
             retry=_STORE_RETRY,
             metrics=metrics,
         ),
+        "attempt-accounts": state.attempt_accounts,
         "stale-engines": state.stale,
         "recording-delivery": RecordingDelivery(buffer=state.app_calls, channel=state.channel, retry=_STORE_RETRY),
         "revocations": state.followed.follower,

@@ -21,7 +21,7 @@ from fulmen_runner.agents.python.main_thread import MainThread
 from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
 from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import Assignment, Mode
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.outcome import Failed, Outcome
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
@@ -182,9 +182,8 @@ class FixedLibrary:
 class _Captures:
     count: Callable[[str], tuple[int, int]]
 
-    async def instances(self) -> InstanceIds:
-        """Returns no proxies: calls are recorded in this process."""
-        return ()
+    async def reach(self) -> None:
+        """Reaches no proxy: calls are recorded in this process."""
 
     async def flush(self, attempt: str) -> CaptureEvidence:
         """Returns the recorded counts."""

@@ -22,7 +22,7 @@ from fulmen_runner.agents.python.host import PythonGrader
 from fulmen_runner.agents.specification import Bundle, CommandTarget, inside_runner
 from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Assignment, Mode, decoded_input
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.errors import AgentFailed
 from fulmen_runner.attempts.executor import AttemptExecutor, Programs
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Reward
@@ -204,9 +204,8 @@ class _OneProgram:
 class _NoCaptures:
     """No proxies: a grader's calls are not recorded with the attempt that it scores."""
 
-    async def instances(self) -> InstanceIds:
-        """Returns no proxies."""
-        return ()
+    async def reach(self) -> None:
+        """Reaches no proxy."""
 
     async def flush(self, attempt: str) -> CaptureEvidence:
         """Returns an empty summary."""

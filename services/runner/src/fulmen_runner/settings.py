@@ -191,7 +191,8 @@ class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
         default="", pattern=r"^(https?://[^/]+/?)?$", description="Model proxy for agents, `http://host:7200`."
     )
     llm_proxy_targets: str = Field(
-        default="", description="gRPC addresses of all proxies behind llm_proxy_url, `host:port`, comma-separated."
+        default="",
+        description="gRPC addresses of the proxies behind llm_proxy_url, `host:port` or a gRPC name, comma-separated; any proxy answers for all.",
     )
     agents_otlp_url: str = Field(
         default="", description="Receiver of agents' spans, OTLP over gRPC. Empty: the store, http://<store_target>."

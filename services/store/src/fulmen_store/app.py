@@ -38,6 +38,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.ProjectService",
     "fulmen.store.v1.PeerService",
     "fulmen.store.v1.UsageService",
+    "fulmen.store.v1.ProxyService",
     "fulmen.store.v1.SecretService",
     "fulmen.store.v1.RunLeaseService",
     "fulmen.store.v1.CallService",

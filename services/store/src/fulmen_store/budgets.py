@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
 
-from fulmen.errors import Violation
+from fulmen.errors import BudgetExceeded, Violation
 
-__all__ = ["PERIODS", "SUBJECT", "Budget", "budget_problems"]
+__all__ = ["PERIODS", "SUBJECT", "Budget", "UsedUpBudgets", "budget_problems"]
 
 MAX_BUDGETS: Final = 256
 MAX_MICROS: Final = 10**15
@@ -38,3 +38,38 @@ def budget_problems(budgets: Sequence[Budget]) -> Iterator[Violation]:
         if (subject, period) in seen:
             yield Violation(field=field, description="is the second of this subject and period")
         seen.add((subject, period))
+
+
+class _Rollout(Protocol):
+    """What is asked of a new rollout."""
+
+    project: str
+    training_run: str
+
+    @property
+    def default_task_type(self) -> str:
+        """The resource id of its agent; empty without one."""
+
+
+class UsedUpBudgets:
+    """The budgets of training runs and agents that were used up when this replica last looked."""
+
+    def __init__(self) -> None:
+        self._by_project: dict[str, dict[str, str]] = {}
+
+    def replace(self, found: dict[str, dict[str, str]]) -> None:
+        """Sets why which subjects of which projects may have no more rollouts."""
+        self._by_project = found
+
+    def require(self, rollouts: Iterable[_Rollout]) -> None:
+        """Checks that rollouts may be created.
+
+        Raises:
+            BudgetExceeded: If the budget of their training run or agent is used up.
+        """
+        if not self._by_project:
+            return
+        for rollout in rollouts:
+            for subject, why in self._by_project.get(rollout.project, {}).items():
+                if subject in (f"run/{rollout.training_run.rpartition('/')[2]}", f"agent/{rollout.default_task_type}"):
+                    raise BudgetExceeded(why, project=rollout.project, subject=subject)

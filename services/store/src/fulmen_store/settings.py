@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from typing import ClassVar, Final
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
+from fulmen_store.usage.compute import price_problem
 
 __all__ = ["StoreSettings"]
 
@@ -80,6 +81,11 @@ class StoreSettings(KeyHolderSettings):
         le=3650 * 86_400,
         description="Retention of stored responses, seconds. An attempt's go with its key.",
     )
+    compute_prices: dict[str, float] = Field(
+        default_factory=dict,
+        description="US dollars per hour of an attempt by label of its runner, a JSON object: "
+        '`{"gpu=a100": 2.5, "*": 0.05}`; `*` is for runners without one of the others. They count for budgets beside the calls.',
+    )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="Lifetime of a runner session without activity, seconds."
     )
@@ -130,6 +136,13 @@ class StoreSettings(KeyHolderSettings):
     drain_notice_s: float = Field(
         default=2.0, ge=0, le=3600, description="Time that runners have to move when this replica shuts down, seconds."
     )
+
+    @field_validator("compute_prices")
+    @classmethod
+    def _priced(cls, prices: dict[str, float]) -> dict[str, float]:
+        if problem := price_problem(prices):
+            raise ValueError(problem)
+        return prices
 
     def peer_address(self, port: int) -> str:
         """Returns where the other replicas reach this one, which listens on a port."""

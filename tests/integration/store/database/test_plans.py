@@ -97,6 +97,13 @@ GROW = (
         now() + (n - $1 / 2) * interval '1 minute'
     from generate_series(1, $1) n
     """,
+    # Accounts of leased and other attempts.
+    """
+    insert into capture_account
+    select coalesce(i.id, gen_random_uuid()), 1, 1, 'one', 'projects/*', false, 1, 0, 0, 0, 0, 0
+    from generate_series(1, $1::int) n
+    left join (select q.id, row_number() over () as n from item q where q.session is not null) i using (n)
+    """,
 )
 # Rollouts of another project that have ended, with a chunk each, and others whose spans are in segments.
 GROW_SPANS = (
@@ -247,6 +254,10 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "delete_ended_uses_of_version": Hot(
             arguments=(1, 1, ASKED), items=3 * ASKED, others={"resource_use": 3 * ASKED}
         ),
+        "capture_totals": Hot(
+            arguments=(leased, [1] * count, [1] * count, "other"), items=ASKED, others={"capture_account": ASKED}
+        ),
+        "ended_rows": Hot(arguments=(leased, others)),
         "attempt_tokens": Hot(arguments=([UUID(int=7)], [1], ["projects/default"]), others={"usage_attempt": MODELS}),
         "usage_by_attempt": Hot(
             arguments=(1, None, UUID(int=7), UUID(int=7), 5, None, 10), others={"usage_attempt": MODELS}
@@ -369,6 +380,7 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
     await connection.execute(GROW[12], RESPONSES)
     for statement in GROW_SPANS:
         await connection.execute(statement, SPANNED)
+    await connection.execute(GROW[13], USAGE_ROWS)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

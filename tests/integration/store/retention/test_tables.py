@@ -10,11 +10,13 @@ from fulmen_store.database.queries import SQL
 # The statements that remove rows of a table as they age or are no longer needed.
 REMOVED_BY = {
     "attempt": ["remove_attempts"],
+    "capture_account": ["delete_old_accounts"],
     "conversation": ["settle_conversations"],
     "interned_name": ["remove_names"],
     "item": ["end_attempts", "end_hedged_attempts", "cancel_rollouts", "fail_overdue_rollouts"],
     "issued_token": ["delete_expired_tokens"],
     "lost_runner": ["delete_old_lost_runners"],
+    "proxy": ["delete_old_proxies"],
     "recorded_call": ["remove_expired_calls", "remove_oldest_calls"],
     "replica": ["renew_replica"],
     "request_log": ["delete_expired_requests"],

@@ -7,15 +7,14 @@ import pytest
 from fulmen_runner.attempts.classification import CaptureEvidence, classify
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Output, Reward, Succeeded
 
-BEFORE = ("a", "b")
 OUTPUT = Output(content=b"x", content_type="text/plain")
 SUCCESS = Succeeded(rewards=(Reward(value=1.0),), output=OUTPUT)
-GOOD = CaptureEvidence(instance_ids=BEFORE, call_count=2)
-FAILED_CALLS = CaptureEvidence(instance_ids=BEFORE, call_count=2, infra_failure_count=1)
+GOOD = CaptureEvidence(call_count=2)
+FAILED_CALLS = CaptureEvidence(call_count=2, infra_failure_count=1)
 STARTED = 100.0
-OUTAGE = CaptureEvidence(instance_ids=BEFORE, call_count=2, unreachable_at=STARTED)
-EARLIER_OUTAGE = CaptureEvidence(instance_ids=BEFORE, call_count=2, unreachable_at=STARTED - 1)
-RESTARTED = CaptureEvidence(instance_ids=("a", "c"))
+OUTAGE = CaptureEvidence(call_count=2, unreachable_at=STARTED)
+EARLIER_OUTAGE = CaptureEvidence(call_count=2, unreachable_at=STARTED - 1)
+LOST = CaptureEvidence(lost=True)
 
 
 def failed(kind: FailureKind) -> Failed:
@@ -28,7 +27,7 @@ def failed(kind: FailureKind) -> Failed:
         (SUCCESS, GOOD, None),
         (SUCCESS, FAILED_CALLS, None),
         (SUCCESS, OUTAGE, None),
-        (SUCCESS, RESTARTED, FailureKind.INFRA),
+        (SUCCESS, LOST, FailureKind.INFRA),
         (SUCCESS, None, FailureKind.INFRA),
         *[
             (failed(kind), evidence, expected)
@@ -38,19 +37,19 @@ def failed(kind: FailureKind) -> Failed:
                 (FAILED_CALLS, FailureKind.INFRA),
                 (OUTAGE, FailureKind.INFRA),
                 (EARLIER_OUTAGE, kind),
-                (RESTARTED, FailureKind.INFRA),
+                (LOST, FailureKind.INFRA),
                 (None, FailureKind.INFRA),
             ]
         ],
         *[
             (failed(kind), evidence, kind)
             for kind in (FailureKind.INFRA, FailureKind.CANCELLED)
-            for evidence in (GOOD, FAILED_CALLS, OUTAGE, RESTARTED, None)
+            for evidence in (GOOD, FAILED_CALLS, OUTAGE, LOST, None)
         ],
     ],
 )
 def test_the_table(outcome: Outcome, evidence: CaptureEvidence | None, expected: FailureKind | None) -> None:
-    result = classify(outcome, before=BEFORE, started_at=STARTED, evidence=evidence)
+    result = classify(outcome, started_at=STARTED, evidence=evidence)
     match result:
         case Succeeded():
             assert expected is None

@@ -161,6 +161,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "RefreshToken": _to(_SERVICE, _RUNNER, _ENGINE, _RANK, audited=("project",)),
     },
     "fulmen.store.v1.UsageService": {"SyncUsage": _to(_SERVICE), "GetUsage": _to(*_VIEWERS)},
+    "fulmen.store.v1.ProxyService": {"SyncProxy": _to(_SERVICE), "GetCaptureTotals": _to(_SERVICE)},
     "fulmen.store.v1.CallService": {
         "RecordCalls": _to(_SERVICE),
         "ListCalls": _to(*_VIEWERS),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from fulmen.errors import FulmenError, RunLeaseHeld, RunLeaseLost
+from fulmen.errors import BudgetExceeded, FulmenError, RunLeaseHeld, RunLeaseLost
 from fulmen_algorithm.runs.collapse import RewardCollapsed
 from fulmen_algorithm.runs.control import Interrupted, RunControl, StopReason
 from fulmen_algorithm.runs.entry import Entry
@@ -188,6 +188,8 @@ class RunWorker:
             return
         if state.final:
             await self._executor.cancel_rollouts(entry)
+        if isinstance(error, BudgetExceeded) and state is RunState.PAUSED:
+            entry.events.notify("warning", f"{error.message} Then `fulmen run resume`.")
         if state is RunState.FAILED:
             entry.events.notify("error", message)
         await stored(entry, lambda: self._runs.move(active.name, state, failure_message=message))
@@ -215,6 +217,8 @@ def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:
             return None, ""
         case StageNotBegun():
             return error.state, error.message
+        case BudgetExceeded():  # goes on from its last checkpoint once somebody raises the budget
+            return RunState.PAUSED, ""
         case RunFailed() | FulmenError():
             return RunState.FAILED, error.message
         case _:

@@ -19,6 +19,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
         epoch: fencing epoch of the attempt's lease.
         mode: "train", "validation" or "test".
         expires_s: Unix time at which its key expires, seconds.
+        leased_s: Unix time at which its key was made, seconds; 0 if the call names its attempt in the URL.
         terms: what limits its calls.
     """
 
@@ -27,6 +28,7 @@ class Attribution(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     mode: str
     expires_s: float = math.inf
+    leased_s: float = 0.0
     terms: CallTerms = NO_TERMS
 
 
@@ -77,6 +79,7 @@ def caller_of(token: TokenCaller, project: str = "") -> Caller:
             epoch=token.epoch,
             mode=token.mode,
             expires_s=token.expires_s,
+            leased_s=token.issued_s,
             terms=token.terms,
         )
     return Caller(

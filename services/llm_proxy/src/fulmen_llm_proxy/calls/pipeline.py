@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import time
 
+import msgspec
+
 from fulmen.errors import BackendUnavailable, Draining, FulmenError
-from fulmen_llm_proxy.apis.api import Api, ApiName, joined
+from fulmen_llm_proxy.apis.api import Api, ApiName, encode, joined
 from fulmen_llm_proxy.apis.errors import CALLER_GONE, error_document, error_event
 from fulmen_llm_proxy.apis.kept_responses import KeptReader
 from fulmen_llm_proxy.apis.sse import EventSplitter
@@ -127,6 +129,10 @@ class CallPipeline:
 
     def _begin(self, api: Api, caller: Caller, head: CallHead, body: bytes) -> RunningCall:
         request = api.parse(body)
+        model = self._tables.current.resolved(request.model, caller.models_of)
+        if model != request.model:
+            fields = {**request.fields, "model": msgspec.Raw(encode(model))}
+            request = msgspec.structs.replace(request, model=model, fields=fields)
         attribution = caller.attribution
         try:
             permit = self.gate.admit(caller, request)
@@ -184,6 +190,7 @@ class CallPipeline:
                 if plan.captured:
                     note_version(call.choice, plan, self._tables.current)
             try:
+                await self._recorder.opened(call)
                 if answer.status in _KEY_REFUSED:
                     raise BackendUnavailable("The backend refused the proxy's own key.")
                 call.status = answer.status

@@ -12,6 +12,7 @@ from fulmen_llm_proxy.calls.failures import Refused, code_of, is_infrastructure,
 from fulmen_llm_proxy.calls.running_call import RunningCall
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.calls.traces import CallTraces
+from fulmen_llm_proxy.capture.accounts import CaptureAccounts
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
@@ -26,6 +27,7 @@ class CallRecorder:
         *,
         metrics: CallMetrics,
         ledger: AttemptLedger,
+        accounts: CaptureAccounts,
         queue: CaptureQueue,
         app_calls: AppCalls,
         stale: StaleEngines,
@@ -34,12 +36,14 @@ class CallRecorder:
         """Sets the accounts.
 
         Args:
+            accounts: what the store knows of the ledger.
             app_calls: those of calls without an attempt.
             stale: judges the policy versions of answers.
             traces: the operator's traces; None if traces are not exported.
         """
         self._metrics = metrics
         self._ledger = ledger
+        self._accounts = accounts
         self._queue = queue
         self._app_calls = app_calls
         self._stale = stale
@@ -51,6 +55,16 @@ class CallRecorder:
         attribution = call.caller.attribution
         if attribution is not None:
             self._ledger.begin(attribution.attempt)
+
+    async def opened(self, call: RunningCall) -> None:
+        """Waits until the call may be answered: the store knows that this process serves its attempt.
+
+        Raises:
+            Unavailable: if the store is unavailable for long; retryable.
+        """
+        attribution = call.caller.attribution
+        if attribution is not None:
+            await self._accounts.opened(attribution.attempt, leased_s=attribution.leased_s)
 
     def reject(self, error: FulmenError | Refused) -> None:
         """Counts a request that did not become a call."""

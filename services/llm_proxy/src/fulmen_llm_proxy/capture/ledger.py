@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,16 @@ class Summary:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     throttled: int = 0
+
+
+class Follower(Protocol):
+    """Is told of attempts."""
+
+    def began(self, attempt: str) -> None:
+        """A call of an attempt begins, or a recorded one has yet to be delivered."""
+
+    def settled(self, attempt: str) -> None:
+        """An attempt is settled."""
 
 
 @dataclass(slots=True)
@@ -64,6 +75,11 @@ class AttemptLedger:
         self._clock = clock
         # Least recently touched first.
         self._accounts: dict[str, _Account] = {}
+        self._follower: Follower | None = None
+
+    def follow(self, follower: Follower) -> None:
+        """Sets who is told of attempts."""
+        self._follower = follower
 
     def running(self, attempt: str) -> int:
         """Returns the number of running calls of an attempt."""
@@ -75,6 +91,8 @@ class AttemptLedger:
         account = self._touch(attempt)
         account.calls += 1
         account.running += 1
+        if self._follower is not None:
+            self._follower.began(attempt)
 
     def end(self, attempt: str, *, recorded: bool, infra_failure: bool, throttled: bool = False) -> None:
         """Counts the end of a call; a recorded call has yet to reach the store."""
@@ -83,13 +101,15 @@ class AttemptLedger:
         account.unacknowledged += recorded
         account.infra_failures += infra_failure
         account.throttled += throttled
-        self._settle(account)
+        self._settle(attempt, account)
 
     def adopt(self, attempt: str, *, calls: int) -> None:
         """Counts calls recorded by an earlier process, which this one has to deliver."""
         account = self._touch(attempt)
         account.calls += calls
         account.unacknowledged += calls
+        if self._follower is not None:
+            self._follower.began(attempt)
 
     def delivered(
         self, attempt: str, *, calls: int, unusable: int, prompt_tokens: int = 0, completion_tokens: int = 0
@@ -100,7 +120,7 @@ class AttemptLedger:
         account.unusable += unusable
         account.prompt_tokens += prompt_tokens
         account.completion_tokens += completion_tokens
-        self._settle(account)
+        self._settle(attempt, account)
 
     def is_settled(self, attempt: str) -> bool:
         """Returns whether no call of an attempt is running or undelivered; true if it made no call here."""
@@ -131,9 +151,13 @@ class AttemptLedger:
             throttled=account.throttled,
         )
 
-    def _settle(self, account: _Account) -> None:
-        if account.settled is not None and account.is_settled:
+    def _settle(self, attempt: str, account: _Account) -> None:
+        if not account.is_settled:
+            return
+        if account.settled is not None:
             account.settled.set()
+        if self._follower is not None:
+            self._follower.settled(attempt)
 
     def _touch(self, attempt: str) -> _Account:
         now = self._clock()

@@ -191,6 +191,7 @@ class RoutingTable:
     unreadable: frozenset[str] = frozenset()
     _variants: Mapping[str, tuple[Variant, ...]] = field(init=False, repr=False, compare=False)
     _choices: Mapping[tuple[str, int], tuple[Choice, ...]] = field(init=False, repr=False, compare=False)
+    _own: Mapping[tuple[str, str], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         variants = {model: _variants_of(route, self.backends) for model, route in self.routes.items()}
@@ -204,10 +205,21 @@ class RoutingTable:
         }
         object.__setattr__(self, "_variants", variants)
         object.__setattr__(self, "_choices", choices)
+        own = {
+            (route.project, model.removeprefix(prefix)): model
+            for model, route in self.routes.items()
+            if route.project and model.startswith(prefix := f"{route.project.removeprefix('projects/')}.")
+        }
+        object.__setattr__(self, "_own", own)
 
     def models(self, project: str = ALL_PROJECTS) -> list[str]:
         """Returns the models that callers of a project may use, sorted."""
-        return sorted(model for model, route in self.routes.items() if route.is_open_to(project))
+        own = {short for owner, short in self._own if owner == project}
+        return sorted(own.union(model for model, route in self.routes.items() if route.is_open_to(project)))
+
+    def resolved(self, model: str, project: str) -> str:
+        """Returns the name of the route that a model means for a project: `PROJECT.MODEL` of its own, if there is one."""
+        return self._own.get((project, model), model) if self._own else model
 
     def serves(self, model: str, project: str) -> bool:
         """Returns True if callers of a project may use a model."""

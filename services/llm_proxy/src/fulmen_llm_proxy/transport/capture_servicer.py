@@ -6,19 +6,22 @@ import asyncio
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, Violation
+from fulmen.errors import ArgumentInvalid, FulmenError, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
+from fulmen.store.v1 import proxy_service_pb2
+from fulmen_llm_proxy.capture.accounts import CaptureAccounts
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
 from fulmen_llm_proxy.routing.balancing import key_of
 from fulmen_llm_proxy.routing.seats import Seats
-from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
 from fulmen_service_kit.security.auth import require_project
 
 MAX_ATTEMPTS = 1000
 MAX_WAIT_S = 300.0
 """Maximum wait for a caller without a deadline, seconds."""
+_STORE_PAUSE_S = 0.1
+_OTHERS_PAUSE_S = 0.05
 _MARGIN = 0.1
 _MAX_MARGIN_S = 1.0
 """Margin before the caller's deadline: a tenth of it, at most one second."""
@@ -32,21 +35,21 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         *,
         ledger: AttemptLedger,
         queue: CaptureQueue,
+        accounts: CaptureAccounts,
         seats: Seats,
         instance_id: str,
-        siblings: Siblings | None = None,
     ) -> None:
         """Sets the accounts of this process.
 
         Args:
+            accounts: knows those of the other processes.
             seats: where attempts are seated; a flush is the last that is asked of an attempt.
-            siblings: the other workers behind the same port; None with a single process.
         """
         self._ledger = ledger
         self._queue = queue
+        self._accounts = accounts
         self._seats = seats
         self._instance_id = instance_id
-        self._siblings = siblings
 
     async def FlushCaptures(
         self, request: capture_service_pb2.FlushCapturesRequest, context: grpc.aio.ServicerContext
@@ -62,59 +65,53 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         left_s = context.time_remaining()
         wait_s = MAX_WAIT_S if left_s is None else min(left_s, MAX_WAIT_S)
         wait_s -= min(_MAX_MARGIN_S, wait_s * _MARGIN)
-        if self._siblings is None or request.this_process_only:
-            return await self._own(attempts, wait_s)
-        own, others = await asyncio.gather(
-            self._own(attempts, wait_s), self._siblings.flush(attempts, timeout_s=wait_s)
-        )
-        return _combined([own, *others])
-
-    async def _own(self, attempts: list[str], wait_s: float) -> capture_service_pb2.FlushCapturesResponse:
-        for attempt in attempts:
-            self._seats.leave(key_of(attempt.encode()))
+        totals: dict[str, proxy_service_pb2.CaptureTotals] = {}
         try:
             async with asyncio.timeout(wait_s):
-                for attempt in attempts:
-                    if not self._ledger.is_settled(attempt):
-                        self._queue.flush_soon()
-                        await self._ledger.settled(attempt)
+                await asyncio.gather(self._settled(attempts), self._settled_elsewhere(attempts, totals))
         except TimeoutError:
             pass  # the summaries name those not flushed
         return capture_service_pb2.FlushCapturesResponse(
-            summaries=[_as_message(self._ledger.summary(attempt)) for attempt in attempts],
+            summaries=[_as_message(self._ledger.summary(attempt), totals.get(attempt)) for attempt in attempts],
             instance_id=self._instance_id,
         )
 
+    async def _settled(self, attempts: list[str]) -> None:
+        for attempt in attempts:
+            self._seats.leave(key_of(attempt.encode()))
+        for attempt in attempts:
+            if not self._ledger.is_settled(attempt):
+                self._queue.flush_soon()
+                await self._ledger.settled(attempt)
 
-def _combined(
-    answers: list[capture_service_pb2.FlushCapturesResponse],
-) -> capture_service_pb2.FlushCapturesResponse:
-    """Adds up the workers' summaries of each attempt."""
-    summaries = [
-        capture_service_pb2.CaptureSummary(
-            attempt=parts[0].attempt,
-            flushed=all(part.flushed for part in parts),
-            call_count=sum(part.call_count for part in parts),
-            infra_failure_count=sum(part.infra_failure_count for part in parts),
-            unusable_count=sum(part.unusable_count for part in parts),
-            prompt_token_count=sum(part.prompt_token_count for part in parts),
-            completion_token_count=sum(part.completion_token_count for part in parts),
-            throttled_count=sum(part.throttled_count for part in parts),
-        )
-        for parts in zip(*(answer.summaries for answer in answers), strict=True)
-    ]
-    own, *others = (answer.instance_id for answer in answers)
-    return capture_service_pb2.FlushCapturesResponse(summaries=summaries, instance_id=combined_instance(own, others))
+    async def _settled_elsewhere(self, attempts: list[str], totals: dict[str, proxy_service_pb2.CaptureTotals]) -> None:
+        """Asks the store until no other process that lives has an open account; fills `totals`."""
+        while attempts:
+            try:
+                found = await self._accounts.totals(attempts)
+            except FulmenError:
+                await asyncio.sleep(_STORE_PAUSE_S)
+                continue
+            totals |= zip(attempts, found, strict=True)
+            attempts = [attempt for attempt in attempts if totals[attempt].sum.open and not totals[attempt].lost]
+            if attempts:
+                await asyncio.sleep(_OTHERS_PAUSE_S)
 
 
-def _as_message(summary: Summary) -> capture_service_pb2.CaptureSummary:
+def _as_message(own: Summary, others: proxy_service_pb2.CaptureTotals | None) -> capture_service_pb2.CaptureSummary:
+    """Adds up this process's summary and those of the others; None if the store did not tell them."""
+    is_known = others is not None
+    others = others or proxy_service_pb2.CaptureTotals()
+    rest = others.sum
     return capture_service_pb2.CaptureSummary(
-        attempt=summary.attempt,
-        flushed=summary.flushed,
-        call_count=summary.calls,
-        infra_failure_count=summary.infra_failures,
-        unusable_count=summary.unusable,
-        prompt_token_count=summary.prompt_tokens,
-        completion_token_count=summary.completion_tokens,
-        throttled_count=summary.throttled,
+        attempt=own.attempt,
+        # Of an attempt that has lost captures, nothing more is waited for.
+        flushed=is_known and (others.lost or (own.flushed and not rest.open)),
+        lost=others.lost,
+        call_count=own.calls + rest.call_count,
+        infra_failure_count=own.infra_failures + rest.infra_failure_count,
+        unusable_count=own.unusable + rest.unusable_count,
+        prompt_token_count=own.prompt_tokens + rest.prompt_token_count,
+        completion_token_count=own.completion_tokens + rest.completion_token_count,
+        throttled_count=own.throttled + rest.throttled_count,
     )

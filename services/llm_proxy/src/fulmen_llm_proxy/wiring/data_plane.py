@@ -87,6 +87,7 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         recorder=CallRecorder(
             metrics=CallMetrics(state.registry, state.tables),
             ledger=state.ledger,
+            accounts=state.attempt_accounts,
             queue=state.queue,
             app_calls=AppCalls(tables=state.tables, prices=state.accounts.prices, buffer=state.app_calls),
             stale=state.stale,

@@ -22,6 +22,7 @@ from fulmen_llm_proxy.calls.request_buffer import RequestBuffer
 from fulmen_llm_proxy.calls.responses.response_ids import ResponseIds
 from fulmen_llm_proxy.calls.shared_answers import SharedAnswers, open_shared_answers
 from fulmen_llm_proxy.calls.stale_engines import StaleEngines
+from fulmen_llm_proxy.capture.accounts import CaptureAccounts
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
 from fulmen_llm_proxy.limits.accounts import Accounts, open_accounts
@@ -62,6 +63,7 @@ class State:
     routing_metrics: RoutingMetrics
     stale: StaleEngines
     ledger: AttemptLedger
+    attempt_accounts: CaptureAccounts
     checks: AttemptChecks
     guard: AttemptGuard
     queue: CaptureQueue
@@ -103,8 +105,9 @@ async def open_state(
     writer = ResourceWriter(channel=channel, project=settings.project, resources=resources, tables=tables)
     states = BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time)
     routing_metrics = RoutingMetrics(registry, states, tables)
+    ledger, instance_id = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic), uuid.uuid4().hex
     state = State(
-        instance_id=uuid.uuid4().hex,
+        instance_id=instance_id,
         channel=channel,
         token=token,
         registry=registry,
@@ -114,7 +117,8 @@ async def open_state(
         states=states,
         routing_metrics=routing_metrics,
         stale=StaleEngines(writer=writer, resources=resources, tables=tables, metrics=routing_metrics),
-        ledger=AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic),
+        ledger=ledger,
+        attempt_accounts=CaptureAccounts(channel=channel, instance_id=instance_id, ledger=ledger),
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),

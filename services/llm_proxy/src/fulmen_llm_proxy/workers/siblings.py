@@ -17,8 +17,6 @@ import aiohttp
 from fulmen.llm_proxy.v1 import (
     backend_service_pb2,
     backend_service_pb2_grpc,
-    capture_service_pb2,
-    capture_service_pb2_grpc,
 )
 from fulmen.rpc.channel import Token, open_channel
 from fulmen_llm_proxy.settings import LlmProxySettings
@@ -43,7 +41,6 @@ class Siblings:
     """Clients of the other workers."""
 
     def __init__(self) -> None:
-        self._captures: list[capture_service_pb2_grpc.CaptureServiceStub] = []
         self._backends: list[backend_service_pb2_grpc.BackendServiceStub] = []
         self._sessions: list[tuple[int, aiohttp.ClientSession]] = []
 
@@ -65,7 +62,6 @@ class Siblings:
             sockets = sockets_of(folder, index)
             channel = open_channel(f"unix:{sockets.rpc}", token=token)
             stack.push_async_callback(channel.close)
-            siblings._captures.append(capture_service_pb2_grpc.CaptureServiceStub(channel))
             siblings._backends.append(backend_service_pb2_grpc.BackendServiceStub(channel))
             session = aiohttp.ClientSession(
                 base_url="http://sibling",
@@ -75,21 +71,6 @@ class Siblings:
             stack.push_async_callback(session.close)
             siblings._sessions.append((index, session))
         return siblings
-
-    async def flush(
-        self, attempts: Sequence[str], *, timeout_s: float
-    ) -> list[capture_service_pb2.FlushCapturesResponse]:
-        """Flushes the attempts at every sibling; waits for one that is restarting.
-
-        Raises:
-            Unavailable, DeadlineExceeded: if a sibling does not answer in time.
-        """
-        request = capture_service_pb2.FlushCapturesRequest(attempts=attempts, this_process_only=True)
-        return list(
-            await asyncio.gather(
-                *(stub.FlushCaptures(request, timeout=timeout_s, wait_for_ready=True) for stub in self._captures)
-            )
-        )
 
     async def health(self, *, timeout_s: float) -> list[backend_service_pb2.GetBackendHealthResponse]:
         """Returns the health of backends at every sibling; waits for one that is restarting.

@@ -1,7 +1,7 @@
 """Supervises several worker processes behind one pair of ports: starts, restarts and stops them.
 
 Each worker is a complete proxy. The kernel distributes connections over them (SO_REUSEPORT). For requests that concern
-all workers (FlushCaptures, /metrics), a worker asks its siblings over their Unix sockets (`workers.siblings`).
+all workers (GetBackendHealth, /metrics), a worker asks its siblings over their Unix sockets (`workers.siblings`).
 
 Source: socket(7), SO_REUSEPORT.
 """

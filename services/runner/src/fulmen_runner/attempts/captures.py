@@ -1,19 +1,24 @@
 """Asks the model proxies for their capture summaries, in batches of attempts.
 
-Invariant: a summary is returned only when every configured proxy has confirmed it within the deadline. Otherwise
-CapturesUnavailable is raised.
+Any proxy answers for all that ever served an attempt: they keep their accounts in the store. So proxies may come and go, and
+one address may stand for all of them.
+
+Invariant: a summary is returned only when a proxy has confirmed it within the deadline. Otherwise CapturesUnavailable is
+raised.
 """
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import structlog
 
 from fulmen.errors import DeadlineExceeded, FulmenError, PermissionDenied, TokenInvalid, Unavailable
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen.rpc.channel import FulmenChannel
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.errors import CapturesUnavailable
 
 MAX_ATTEMPTS_PER_CALL = 1000
@@ -22,24 +27,25 @@ CALL_TIMEOUT_S = 5.0
 SLOW_S = 1.0
 """Time after which an answer counts as none for a moment: packets were lost, and sent again."""
 RETRY_PAUSE_S = 0.1
-INSTANCE_FRESH_S = 1.0
-"""Maximum age of a proxy's cached instance id. A stale id can only turn a success into INFRA, never the reverse."""
+REACHED_FRESH_S = 1.0
+"""Time for which a proxy that answered counts as reached."""
 
 _log = structlog.get_logger()
 
 Summary = capture_service_pb2.CaptureSummary
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Waiter:
     attempt: str
     deadline: float
-    done: "asyncio.Future[tuple[str, Summary]]"
+    done: "asyncio.Future[Summary]"
 
 
 @dataclass(slots=True)
 class ProxyCaptures:
-    """Client of one proxy. Flushes are collected for `COALESCE_S` and sent in batches.
+    """Client of one address of proxies. Flushes are collected for `COALESCE_S` and sent in batches.
 
     Attributes:
         unreachable_at: When it last did not answer within `SLOW_S`, monotonic seconds.
@@ -50,13 +56,12 @@ class ProxyCaptures:
     unreachable_at: float = float("-inf")
     _waiting: list[_Waiter] = field(default_factory=list)
     _collecting: asyncio.Task[None] | None = None
-    _asking: asyncio.Task[str] | None = None
+    _asking: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _instance: str = ""
-    _instance_seen_s: float = float("-inf")
+    _reached_s: float = float("-inf")
 
-    async def instance(self, deadline: float) -> str:
-        """Returns the proxy's instance id, cached for `INSTANCE_FRESH_S`.
+    async def reach(self, deadline: float) -> None:
+        """Waits until a proxy answers, or returns at once if one has within `REACHED_FRESH_S`.
 
         Args:
             deadline: Time limit, monotonic seconds.
@@ -64,15 +69,15 @@ class ProxyCaptures:
         Raises:
             CapturesUnavailable: If the proxy does not answer before the deadline.
         """
-        if time.monotonic() - self._instance_seen_s < INSTANCE_FRESH_S:
-            return self._instance
+        if time.monotonic() - self._reached_s < REACHED_FRESH_S:
+            return
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask_instance(deadline), name=f"instance of {self.target}")
+            self._asking = asyncio.create_task(self._reach(deadline), name=f"reach {self.target}")
             self._asking.add_done_callback(self._asked)
-        return await asyncio.shield(self._asking)
+        await asyncio.shield(self._asking)
 
-    async def flush(self, attempt: str, deadline: float) -> tuple[str, Summary]:
-        """Waits until the attempt's spans are stored; returns the proxy's instance id and summary.
+    async def flush(self, attempt: str, deadline: float) -> Summary:
+        """Waits until the attempt's spans are stored, or known to be lost; returns its summary.
 
         Args:
             attempt: Name of the attempt.
@@ -81,7 +86,7 @@ class ProxyCaptures:
         Raises:
             CapturesUnavailable: If the proxy does not confirm before the deadline.
         """
-        done: asyncio.Future[tuple[str, Summary]] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Summary] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiter(attempt=attempt, deadline=deadline, done=done))
         if self._collecting is None:
             self._collecting = asyncio.create_task(self._collect(), name=f"flush of {self.target}")
@@ -95,12 +100,12 @@ class ProxyCaptures:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.channel.close()
 
-    def _asked(self, task: "asyncio.Task[str]") -> None:
+    def _asked(self, task: "asyncio.Task[None]") -> None:
         self._asking = None
         if not task.cancelled():
             task.exception()
 
-    async def _ask_instance(self, deadline: float) -> str:
+    async def _reach(self, deadline: float) -> None:
         while True:
             try:
                 await self._call([], deadline)
@@ -111,7 +116,7 @@ class ProxyCaptures:
                     raise CapturesUnavailable(message) from None
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
-                return self._instance
+                return
 
     async def _collect(self) -> None:
         await asyncio.sleep(COALESCE_S)
@@ -133,7 +138,7 @@ class ProxyCaptures:
             else:
                 for waiter, summary in zip(waiting, answer.summaries, strict=True):
                     if summary.flushed and not waiter.done.done():
-                        waiter.done.set_result((answer.instance_id, summary))
+                        waiter.done.set_result(summary)
             if any(not waiter.done.done() for waiter in waiting):
                 await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -153,13 +158,13 @@ class ProxyCaptures:
         try:
             answer = await stub.FlushCaptures(request, timeout=timeout_s)
         except FulmenError as error:
-            self._instance_seen_s = float("-inf")
+            self._reached_s = float("-inf")
             if isinstance(error, (Unavailable, DeadlineExceeded)):
                 self.unreachable_at = time.monotonic()
             raise
-        self._instance, self._instance_seen_s = answer.instance_id, time.monotonic()
-        if self._instance_seen_s - began > SLOW_S:
-            self.unreachable_at = self._instance_seen_s
+        self._reached_s = time.monotonic()
+        if self._reached_s - began > SLOW_S:
+            self.unreachable_at = self._reached_s
         return answer
 
     def _log_refusal(self, error: FulmenError) -> None:
@@ -172,8 +177,8 @@ class CaptureClient:
     """Client of all proxies that agents may call.
 
     Attributes:
-        proxies: May be empty; then nothing is waited for.
-        reach_s: Timeout for reaching the proxies when an attempt starts, in seconds.
+        proxies: Addresses, each of one proxy or of all. May be empty; then nothing is waited for.
+        reach_s: Timeout for reaching a proxy when an attempt starts, in seconds.
         flush_s: Timeout for storing an attempt's spans when it ends, in seconds.
     """
 
@@ -181,31 +186,55 @@ class CaptureClient:
     reach_s: float
     flush_s: float
 
-    async def instances(self) -> InstanceIds:
-        """Returns the instance id of each proxy.
+    async def reach(self) -> None:
+        """Waits until a proxy answers.
 
         Raises:
-            CapturesUnavailable: If a proxy is not reached in time.
+            CapturesUnavailable: If none is reached in time.
         """
         deadline = time.monotonic() + self.reach_s
-        return tuple([await proxy.instance(deadline) for proxy in self.proxies])
+        if self.proxies:
+            await self._first(lambda proxy: proxy.reach(deadline))
 
     async def flush(self, attempt: str) -> CaptureEvidence:
-        """Waits until the attempt's spans are stored; returns the summary over all proxies.
+        """Waits until the attempt's spans are stored, or known to be lost; returns its summary.
 
         Raises:
-            CapturesUnavailable: If a proxy does not confirm in time.
+            CapturesUnavailable: If no proxy confirms in time.
         """
         if not self.proxies:
             return CaptureEvidence()
         deadline = time.monotonic() + self.flush_s
-        answers = await asyncio.gather(*(proxy.flush(attempt, deadline) for proxy in self.proxies))
+        summary = await self._first(lambda proxy: proxy.flush(attempt, deadline))
         return CaptureEvidence(
-            instance_ids=tuple(instance for instance, _ in answers),
+            lost=summary.lost,
             unreachable_at=max(proxy.unreachable_at for proxy in self.proxies),
-            call_count=sum(summary.call_count for _, summary in answers),
-            infra_failure_count=sum(summary.infra_failure_count for _, summary in answers),
-            prompt_token_count=sum(summary.prompt_token_count for _, summary in answers),
-            completion_token_count=sum(summary.completion_token_count for _, summary in answers),
-            throttled_count=sum(summary.throttled_count for _, summary in answers),
+            call_count=summary.call_count,
+            infra_failure_count=summary.infra_failure_count,
+            prompt_token_count=summary.prompt_token_count,
+            completion_token_count=summary.completion_token_count,
+            throttled_count=summary.throttled_count,
         )
+
+    async def _first(self, ask: Callable[[ProxyCaptures], Coroutine[Any, Any, _Answer]]) -> _Answer:
+        """Returns the first answer. Asks the next address, too, when those that were asked take longer than `SLOW_S`.
+
+        Raises:
+            CapturesUnavailable: If none answers in time.
+        """
+        asked: list[asyncio.Task[_Answer]] = []
+        try:
+            for proxy in sorted(self.proxies, key=lambda proxy: proxy.unreachable_at):
+                asked.append(asyncio.create_task(ask(proxy), name=f"ask {proxy.target}"))
+                await asyncio.wait(asked, timeout=SLOW_S, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.done() and task.exception() is None for task in asked):
+                    break
+            for answered in asyncio.as_completed(asked):
+                try:
+                    return await answered
+                except CapturesUnavailable as error:
+                    last = error
+            raise last
+        finally:
+            for task in asked:
+                task.cancel()

@@ -1,7 +1,7 @@
 """Classifies outcomes: a failure or data loss of the infrastructure becomes INFRA.
 
-Invariant: an attempt is reported as succeeded only if the store has acknowledged all its spans and the proxies have
-confirmed that all spans of its model calls are stored, with the same proxy instances running at its start and end.
+Invariant: an attempt is reported as succeeded only if the store has acknowledged all its spans and a proxy has
+confirmed that all spans of its model calls are stored, and that none was lost with a proxy that was killed.
 Otherwise it is INFRA, which is retried and never rewarded.
 """
 
@@ -10,16 +10,13 @@ from dataclasses import dataclass
 
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome, Succeeded
 
-InstanceIds = tuple[str, ...]
-"""Instance id of each configured proxy, in the order of the settings."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureEvidence:
     """The proxies' summary of an attempt, given once all its spans are stored.
 
     Attributes:
-        instance_ids: Proxy instances that confirmed it.
+        lost: Whether a proxy was killed that may have held spans of the attempt.
         call_count: Number of model calls.
         unreachable_at: When a proxy last did not answer this runner at once, monotonic seconds.
         infra_failure_count: Calls that failed because of a backend, the proxy or the network.
@@ -28,7 +25,7 @@ class CaptureEvidence:
         completion_token_count: Completion tokens of all calls.
     """
 
-    instance_ids: InstanceIds = ()
+    lost: bool = False
     unreachable_at: float = -math.inf
     call_count: int = 0
     infra_failure_count: int = 0
@@ -40,7 +37,6 @@ class CaptureEvidence:
 def classify(
     outcome: Outcome,
     *,
-    before: InstanceIds,
     started_at: float,
     evidence: CaptureEvidence | None,
     undelivered_spans: int = 0,
@@ -49,7 +45,6 @@ def classify(
 
     Args:
         outcome: Outcome of agent and grader.
-        before: Proxy instances when the attempt started.
         started_at: When it started, monotonic seconds.
         evidence: The proxies' summary; None if they did not confirm in time.
         undelivered_spans: Number of the agent's spans that the store has not acknowledged.
@@ -58,8 +53,8 @@ def classify(
         return outcome
     if evidence is None:
         return _infra(outcome, "model proxy did not confirm in time that all spans are stored")
-    if evidence.instance_ids != before:
-        return _infra(outcome, "model proxy restarted during the attempt; spans may be lost")
+    if evidence.lost:
+        return _infra(outcome, "model proxy was killed during the attempt; spans may be lost")
     if undelivered_spans:
         noun = "span" if undelivered_spans == 1 else "spans"
         return _infra(outcome, f"store did not acknowledge {undelivered_spans} {noun} of the agent in time")

@@ -17,7 +17,7 @@ from fulmen.agent import Context, entered
 from fulmen.ids import span_id_of, trace_id_of
 from fulmen.spans import attributes as names
 from fulmen_runner.attempts.assignment import Assignment
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds, classify
+from fulmen_runner.attempts.classification import CaptureEvidence, classify
 from fulmen_runner.attempts.errors import (
     AgentFailed,
     AgentTimedOut,
@@ -47,8 +47,8 @@ _log = structlog.get_logger()
 class Captures(Protocol):
     """The model proxies' captures. Implementations: `CaptureClient`, `SlotMonitor`, and those of offline runs."""
 
-    async def instances(self) -> InstanceIds:
-        """Returns the instance id of each proxy. Raises CapturesUnavailable."""
+    async def reach(self) -> None:
+        """Waits until a proxy answers. Raises CapturesUnavailable."""
 
     async def flush(self, attempt: str) -> CaptureEvidence:
         """Waits until the attempt's spans are stored; returns the summary. Raises CapturesUnavailable."""
@@ -111,7 +111,7 @@ class AttemptExecutor:
         deadline = time.monotonic() + assignment.timeout_s
         try:
             async with asyncio.timeout(assignment.timeout_s):
-                before = await self.captures.instances()
+                await self.captures.reach()
                 assignment = replace(assignment, prompts=await self.programs.prompts(assignment))
                 program = await self._program(assignment)
                 if program.secrets:
@@ -128,7 +128,7 @@ class AttemptExecutor:
         except RecursionError:
             return _nested_too_deeply(assignment)
         try:
-            return await self._execute_program(program, assignment, hooked, before=before, deadline=deadline)
+            return await self._execute_program(program, assignment, hooked, deadline=deadline)
         finally:
             # Stragglers may still read the files.
             self.stragglers.after(assignment.attempt, program.end_use)
@@ -155,7 +155,6 @@ class AttemptExecutor:
         assignment: Assignment,
         hooked: HookedAttempt | None,
         *,
-        before: InstanceIds,
         deadline: float,
     ) -> Outcome:
         if hooked is not None and (failed := await hooked.trace_start()) is not None:
@@ -171,7 +170,6 @@ class AttemptExecutor:
             await hooked.trace_end(evidence, undelivered)
         classified = classify(
             outcome,
-            before=before,
             started_at=deadline - assignment.timeout_s,
             evidence=evidence,
             undelivered_spans=undelivered,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from fulmen_runner.attempts.assignment import Assignment
-from fulmen_runner.attempts.classification import CaptureEvidence, InstanceIds
+from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.executor import Captures, Execute
 from fulmen_runner.attempts.outcome import Failed, FailureKind, Outcome
 from fulmen_runner.attempts.pool import AttemptPool
@@ -34,9 +34,9 @@ class SlotMonitor:
         self._running = 0
         self._throttled: dict[str, int] = {}
 
-    async def instances(self) -> InstanceIds:
-        """Returns the instance id of each proxy. Raises CapturesUnavailable."""
-        return await self._captures.instances()
+    async def reach(self) -> None:
+        """Waits until a proxy answers. Raises CapturesUnavailable."""
+        await self._captures.reach()
 
     async def flush(self, attempt: str) -> CaptureEvidence:
         """Returns the proxies' summary of an attempt. Raises CapturesUnavailable."""

@@ -28,6 +28,8 @@ AGED: Final = {
     "usage of processes": "delete_usage_instances",
     "rate-limit windows": "delete_windows",
     "training runs": "remove_expired_runs",
+    "accounts of proxies": "delete_old_accounts",
+    "proxies": "delete_old_proxies",
 }
 
 

@@ -94,6 +94,7 @@ class Rollouts:
             ArgumentInvalid: With every problem of every rollout.
             RolloutExists: If a supplied name is taken by different content.
             QuotaExceeded: If the project's quota of waiting rollouts is exceeded.
+            BudgetExceeded: If a budget of their training run or agent is used up.
             RunLeaseLost: If the fenced training run has another epoch.
         """
         for rollout in rollouts:
@@ -154,6 +155,7 @@ class Rollouts:
         uses = await self._versions.uses_of([(item.project_id, item.versions) for item in missing])
         for item, keys in zip(missing, uses, strict=True):
             item.uses = keys
+        self._quotas.used_up.require(missing)
         await self._quotas.admit(item.project_id for item in missing)
         for _ in range(MAX_CREATE_ROUNDS):
             try:

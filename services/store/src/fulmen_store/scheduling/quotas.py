@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.errors import QuotaExceeded
+from fulmen_store.budgets import UsedUpBudgets
 from fulmen_store.clock import Clock
 from fulmen_store.leases.leases import Grant, LeaseTable
 from fulmen_store.scheduling.fair_queue import FairQueue
@@ -99,8 +100,12 @@ class _Known:
 class QueueQuotas:
     """Limits the number of waiting rollouts."""
 
-    def __init__(self, table: QueueStatsTable, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, table: QueueStatsTable, *, used_up: UsedUpBudgets | None = None, clock: Clock | None = None
+    ) -> None:
+        """Creates the limits; `used_up` are the budgets that allow no more rollouts."""
         self._table = table
+        self.used_up = used_up or UsedUpBudgets()
         self._clock = (clock or Clock()).monotonic_s
         self._known: dict[int, _Known] = {}
 

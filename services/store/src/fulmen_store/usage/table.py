@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
 import asyncpg
 
@@ -22,7 +24,17 @@ from fulmen_store.usage.usage import (
     Window,
 )
 
-__all__ = ["UsageTable"]
+__all__ = ["EndedRow", "UsageTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRow:
+    """Whose an attempt is, and what its runner said of itself, serialized; names are empty without one."""
+
+    project: str = ""
+    training_run: str = ""
+    agent: str = ""
+    info: bytes | None = None
 
 
 class UsageTable:
@@ -50,6 +62,28 @@ class UsageTable:
         """Returns what is spent of budgets in their current periods, millionths of a dollar; a missing one is 0."""
         rows = await self._database.fetch("spends", project)
         return {(row["project"], row["subject"], row["period"]): row["cost_micros"] for row in rows}
+
+    async def ended_rows(self, attempts: Sequence[tuple[UUID, UUID]]) -> list[EndedRow]:
+        """Returns what is known of attempts by rollout and session, in order; of removed rollouts nothing."""
+        found = {row["n"]: row for row in await self._database.fetch("ended_rows", *columns(attempts, 2))}
+        return [
+            EndedRow(project=row["project"], training_run=row["training_run"], agent=row["agent"], info=row["info"])
+            if (row := found.get(n)) is not None
+            else EndedRow()
+            for n in range(1, len(attempts) + 1)
+        ]
+
+    async def pause_used_up(self, reasons: Mapping[str, str], *, mark: str) -> list[tuple[str, bool]]:
+        """Pauses the queues of projects with a reason, and resumes those of others that were paused so.
+
+        Returns the changed projects, each with whether it is paused now.
+
+        Args:
+            reasons: By project; each begins with `mark`.
+            mark: How the reasons begin.
+        """
+        rows = await self._database.fetch("pause_used_up", list(reasons), list(reasons.values()), mark)
+        return [(row["name"], row["is_paused"]) for row in rows]
 
     async def replace_windows(self, report: UsageReport) -> None:
         """Replaces the windows of a process."""

@@ -127,6 +127,32 @@ select p.name, p.model_limits from project p
 where p.model_limits is not null and ($1::text is null or p.name = $1)
 order by p.id;
 
+-- name: ended_rows
+-- Of attempts, by rollout and session: whose they are, and the runner's description of itself.
+select
+    x.n::int as n, p.name as project, coalesce(t.name, '') as training_run, coalesce(a.name, '') as agent, s.info
+from unnest($1::uuid[], $2::uuid[]) with ordinality as x (rollout_id, session, n)
+cross join lateral (
+    select q.project_id, q.run_id, q.agent from rollout q where q.id = x.rollout_id limit 1
+) r
+cross join lateral (select q.name from project q where q.id = r.project_id limit 1) p
+left join lateral (select q.name from training_run q where q.id = r.run_id limit 1) t on true
+left join lateral (select q.name from interned_name q where q.id = r.agent limit 1) a on true
+left join lateral (select q.info from runner_session q where q.id = x.session limit 1) s on true;
+
+-- name: pause_used_up
+-- Pauses the queues of some projects, unless they are paused, and resumes those that were paused for a reason that begins
+-- with $3, if they are no longer among these. Returns the projects that were changed.
+update project p set
+    paused_at = case when w.reason is null then null else now() end, pause_reason = left(coalesce(w.reason, ''), 256)
+from project q
+left join unnest($1::text[], $2::text[]) as w (name, reason) on w.name = q.name
+where p.id = q.id and (
+    (w.reason is not null and p.paused_at is null)
+    or (w.reason is null and p.paused_at is not null and starts_with(p.pause_reason, $3))
+)
+returning p.name, p.paused_at is not null as is_paused;
+
 -- name: usage_by_minute
 -- A standby may answer.
 -- Grouped by 1: model, 2: backend, otherwise all together.

@@ -12,6 +12,7 @@ from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.own_token import OwnToken
 from fulmen_service_kit.security.revocation import RevocationFollower, RevokedTokens
 from fulmen_service_kit.security.tokens import TokenSigner
+from fulmen_store.budgets import UsedUpBudgets
 from fulmen_store.database.database import Database
 from fulmen_store.events import QueueEvents
 from fulmen_store.leases.attempt_ends import AttemptEnds, LeaseReturner
@@ -91,8 +92,9 @@ class Queue:
             lease_ttl_s=lease_ttl_s,
         )  # fmt: skip
         # Rollouts: creation and cancellation.
+        self.used_up = UsedUpBudgets()
         self.rollouts = Rollouts(
-            table=rollouts, versions=ExpiringVersions(self.resource_table), quotas=QueueQuotas(stats),
+            table=rollouts, versions=ExpiringVersions(self.resource_table), quotas=QueueQuotas(stats, used_up=self.used_up),
             dispatcher=self.dispatcher, events=events, cancel_grace_s=settings.cancel_grace_s, metrics=metrics,
         )  # fmt: skip
         self.feed_table = FeedTable(database)

@@ -13,6 +13,7 @@ from fulmen.store.v1 import (
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
     project_service_pb2_grpc,
+    proxy_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     run_lease_service_pb2_grpc,
@@ -37,6 +38,7 @@ from fulmen_store.projects.projects import Projects
 from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
 from fulmen_store.projects.table import ProjectTable, TokenTable
 from fulmen_store.projects.tokens import Tokens
+from fulmen_store.proxies.table import ProxyTable
 from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.watch import ResourceWatcher
 from fulmen_store.retention.retention import (
@@ -69,6 +71,7 @@ from fulmen_store.transport.otlp.http import OtlpHttpApp
 from fulmen_store.transport.otlp.ingest import OtlpIngest
 from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.project_service import ProjectService
+from fulmen_store.transport.proxy_service import ProxyService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
@@ -78,8 +81,10 @@ from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.stored_response_service import StoredResponseService
 from fulmen_store.transport.usage_service import UsageService
+from fulmen_store.usage.compute import ComputeCosts, ComputePrices
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
+from fulmen_store.usage.used_up import BudgetWatch
 from fulmen_store.wiring.queue_parts import Queue
 
 __all__ = ["Servicers"]
@@ -143,6 +148,7 @@ class Servicers:
             demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=stopping
         )
         self.peers = PeerService(queue.receiver)
+        self.proxies = ProxyService(table=ProxyTable(database), projects=queue.project_names)
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
@@ -154,12 +160,18 @@ class Servicers:
             spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
         )
         self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
+        costs = ComputeCosts(
+            prices=ComputePrices(settings.compute_prices), table=usage, instance_id=f"store-{queue.replicas.own_id}"
+        )
+        queue.events.attempts_ended.subscribe(costs.ended)
         self.roles: dict[str, Role] = {
             "progress-writer": progress,
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "age-retention": AgeRetention(table=UpkeepTable(database)),
+            "budget-watch": BudgetWatch(table=usage, used_up=queue.used_up, wakeups=wakeups),
+            "compute-costs": costs,
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
             "response-committer": responses.committer,
@@ -179,6 +191,7 @@ class Servicers:
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
+        proxy_service_pb2_grpc.add_ProxyServiceServicer_to_server(self.proxies, server)
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)

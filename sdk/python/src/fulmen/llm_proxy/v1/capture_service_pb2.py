@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)fulmen/llm_proxy/v1/capture_service.proto\x12\x13\x66ulmen.llm_proxy.v1\"C\n\x14\x46lushCapturesRequest\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\x12\x19\n\x11this_process_only\x18\x02 \x01(\x08\"d\n\x15\x46lushCapturesResponse\x12\x36\n\tsummaries\x18\x01 \x03(\x0b\x32#.fulmen.llm_proxy.v1.CaptureSummary\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\xd0\x01\n\x0e\x43\x61ptureSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0f\n\x07\x66lushed\x18\x02 \x01(\x08\x12\x12\n\ncall_count\x18\x03 \x01(\x05\x12\x1b\n\x13infra_failure_count\x18\x04 \x01(\x05\x12\x16\n\x0eunusable_count\x18\x05 \x01(\x05\x12\x1a\n\x12prompt_token_count\x18\x06 \x01(\x03\x12\x1e\n\x16\x63ompletion_token_count\x18\x07 \x01(\x03\x12\x17\n\x0fthrottled_count\x18\x08 \x01(\x05\x32x\n\x0e\x43\x61ptureService\x12\x66\n\rFlushCaptures\x12).fulmen.llm_proxy.v1.FlushCapturesRequest\x1a*.fulmen.llm_proxy.v1.FlushCapturesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)fulmen/llm_proxy/v1/capture_service.proto\x12\x13\x66ulmen.llm_proxy.v1\"(\n\x14\x46lushCapturesRequest\x12\x10\n\x08\x61ttempts\x18\x01 \x03(\t\"d\n\x15\x46lushCapturesResponse\x12\x36\n\tsummaries\x18\x01 \x03(\x0b\x32#.fulmen.llm_proxy.v1.CaptureSummary\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\"\xde\x01\n\x0e\x43\x61ptureSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12\x0f\n\x07\x66lushed\x18\x02 \x01(\x08\x12\x12\n\ncall_count\x18\x03 \x01(\x05\x12\x1b\n\x13infra_failure_count\x18\x04 \x01(\x05\x12\x16\n\x0eunusable_count\x18\x05 \x01(\x05\x12\x1a\n\x12prompt_token_count\x18\x06 \x01(\x03\x12\x1e\n\x16\x63ompletion_token_count\x18\x07 \x01(\x03\x12\x17\n\x0fthrottled_count\x18\x08 \x01(\x05\x12\x0c\n\x04lost\x18\t \x01(\x08\x32x\n\x0e\x43\x61ptureService\x12\x66\n\rFlushCaptures\x12).fulmen.llm_proxy.v1.FlushCapturesRequest\x1a*.fulmen.llm_proxy.v1.FlushCapturesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.llm_proxy.v1.capture
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FLUSHCAPTURESREQUEST']._serialized_start=66
-  _globals['_FLUSHCAPTURESREQUEST']._serialized_end=133
-  _globals['_FLUSHCAPTURESRESPONSE']._serialized_start=135
-  _globals['_FLUSHCAPTURESRESPONSE']._serialized_end=235
-  _globals['_CAPTURESUMMARY']._serialized_start=238
-  _globals['_CAPTURESUMMARY']._serialized_end=446
-  _globals['_CAPTURESERVICE']._serialized_start=448
-  _globals['_CAPTURESERVICE']._serialized_end=568
+  _globals['_FLUSHCAPTURESREQUEST']._serialized_end=106
+  _globals['_FLUSHCAPTURESRESPONSE']._serialized_start=108
+  _globals['_FLUSHCAPTURESRESPONSE']._serialized_end=208
+  _globals['_CAPTURESUMMARY']._serialized_start=211
+  _globals['_CAPTURESUMMARY']._serialized_end=433
+  _globals['_CAPTURESERVICE']._serialized_start=435
+  _globals['_CAPTURESERVICE']._serialized_end=555
 # @@protoc_insertion_point(module_scope)

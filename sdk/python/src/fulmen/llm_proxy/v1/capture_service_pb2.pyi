@@ -6,12 +6,10 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FlushCapturesRequest(_message.Message):
-    __slots__ = ("attempts", "this_process_only")
+    __slots__ = ("attempts",)
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    THIS_PROCESS_ONLY_FIELD_NUMBER: _ClassVar[int]
     attempts: _containers.RepeatedScalarFieldContainer[str]
-    this_process_only: bool
-    def __init__(self, attempts: _Optional[_Iterable[str]] = ..., this_process_only: bool = ...) -> None: ...
+    def __init__(self, attempts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FlushCapturesResponse(_message.Message):
     __slots__ = ("summaries", "instance_id")
@@ -22,7 +20,7 @@ class FlushCapturesResponse(_message.Message):
     def __init__(self, summaries: _Optional[_Iterable[_Union[CaptureSummary, _Mapping]]] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class CaptureSummary(_message.Message):
-    __slots__ = ("attempt", "flushed", "call_count", "infra_failure_count", "unusable_count", "prompt_token_count", "completion_token_count", "throttled_count")
+    __slots__ = ("attempt", "flushed", "call_count", "infra_failure_count", "unusable_count", "prompt_token_count", "completion_token_count", "throttled_count", "lost")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FLUSHED_FIELD_NUMBER: _ClassVar[int]
     CALL_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +29,7 @@ class CaptureSummary(_message.Message):
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     THROTTLED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     attempt: str
     flushed: bool
     call_count: int
@@ -39,4 +38,5 @@ class CaptureSummary(_message.Message):
     prompt_token_count: int
     completion_token_count: int
     throttled_count: int
-    def __init__(self, attempt: _Optional[str] = ..., flushed: bool = ..., call_count: _Optional[int] = ..., infra_failure_count: _Optional[int] = ..., unusable_count: _Optional[int] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., throttled_count: _Optional[int] = ...) -> None: ...
+    lost: bool
+    def __init__(self, attempt: _Optional[str] = ..., flushed: bool = ..., call_count: _Optional[int] = ..., infra_failure_count: _Optional[int] = ..., unusable_count: _Optional[int] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., throttled_count: _Optional[int] = ..., lost: bool = ...) -> None: ...

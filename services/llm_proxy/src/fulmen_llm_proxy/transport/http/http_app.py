@@ -239,8 +239,9 @@ class HttpApp:
         if path == _MODELS:
             return _model_list(self._tables.current.models(caller.models_of), dialect)
         name = path.removeprefix(_MODEL)
-        await self._calls.await_route(name, caller)
-        self._tables.current.route(name, caller.models_of)
+        route = self._tables.current.resolved(name, caller.models_of)
+        await self._calls.await_route(route, caller)
+        self._tables.current.route(route, caller.models_of)
         return encode(_model(name, dialect))
 
 
