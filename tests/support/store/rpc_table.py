@@ -27,6 +27,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     run_lease_service_pb2,
     runner_registry_service_pb2,
+    schedule_service_pb2,
     secret_service_pb2,
     span_pb2,
     span_service_pb2,
@@ -57,6 +58,7 @@ USAGE = "/fulmen.store.v1.UsageService/"
 RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
+SCHEDULES = "/fulmen.store.v1.ScheduleService/"
 CALLS = "/fulmen.store.v1.CallService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -127,6 +129,13 @@ def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
     return request
 
 
+def schedule_of(things: Things) -> schedule_service_pb2.Schedule:
+    """Returns a schedule of one rollout."""
+    return schedule_service_pb2.Schedule(
+        name=f"{things.project}/schedules/s", cron="0 3 * * *", rollouts=[rollout_pb2.Rollout(input=b"{}")]
+    )
+
+
 def opened(**fields_of_open: Any) -> lease_service_pb2.StreamLeasesRequest:
     """Returns the first message of a runner."""
     return lease_service_pb2.StreamLeasesRequest(open=lease_service_pb2.OpenSession(**fields_of_open))
@@ -144,6 +153,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
 
 run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
+sch = schedule_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
@@ -297,6 +307,14 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
     ],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
+    SCHEDULES + "CreateSchedule": [
+        lambda t: [sch.CreateScheduleRequest(schedule=schedule_of(t))],
+    ],
+    SCHEDULES + "GetSchedule": [lambda t: [sch.GetScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "ListSchedules": [lambda t: [sch.ListSchedulesRequest(project=t.project)]],
+    SCHEDULES + "PauseSchedule": [lambda t: [sch.PauseScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "ResumeSchedule": [lambda t: [sch.ResumeScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "DeleteSchedule": [lambda t: [sch.DeleteScheduleRequest(name=f"{t.project}/schedules/s")]],
     CALLS + "RecordCalls": [lambda t: [calls.RecordCallsRequest(calls=[new_call("x", project=t.project)])]],
     CALLS + "ListCalls": [lambda t: [calls.ListCallsRequest(project=t.project, with_content=True)]],
     CALLS + "GetCall": [lambda t: [calls.GetCallRequest(name=f"{t.project}/calls/{uuid7()}")]],
@@ -358,6 +376,7 @@ LISTINGS: dict[str, Message] = {
     CALLS + "ListCalls": calls.ListCallsRequest(),
     CALLS + "ListConversations": calls.ListConversationsRequest(),
     SECRETS + "ListSecrets": sec.ListSecretsRequest(),
+    SCHEDULES + "ListSchedules": sch.ListSchedulesRequest(),
     SECRETS + "GetBackendKeys": sec.GetBackendKeysRequest(),
     RUN_LEASES + "ListRunLeases": run_leases.ListRunLeasesRequest(),
 }
@@ -426,6 +445,12 @@ MAY_CALL: dict[str, set[Role]] = {
     CALLS + "ListConversations": {A, S, C, V},
     CALLS + "DeleteConversations": {A, S, C},
     CALLS + "RateConversation": {A, S, C},
+    SCHEDULES + "CreateSchedule": {A, S, C},
+    SCHEDULES + "GetSchedule": {A, S, C, V},
+    SCHEDULES + "ListSchedules": {A, S, C, V},
+    SCHEDULES + "PauseSchedule": {A, S, C},
+    SCHEDULES + "ResumeSchedule": {A, S, C},
+    SCHEDULES + "DeleteSchedule": {A, S, C},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

@@ -21,6 +21,8 @@ DEMANDS_SHOWN: Final = 100
 DISPATCH_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PUBLISHERS: Final = ("admin", "service", "client")
 PUBLICATION_RESULTS: Final = ("accepted", "denied", "malformed")
+SCHEDULE_OUTCOMES: Final = ("created", "skipped", "missed", "failed")
+SCHEDULE_BOUNDS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -83,6 +85,17 @@ class StoreMetrics:
             unit="{call}",
             description="Recorded calls removed before their retention because their project had too many bytes of them.",
         )
+        self._schedule_runs = self._meter.create_counter(
+            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by what happened."
+        )
+        for outcome in SCHEDULE_OUTCOMES:
+            self._schedule_runs.add(0, {"outcome": outcome})
+        self._schedule_delay = self._meter.create_histogram(
+            "fulmen.store.schedule.delay",
+            unit="s",
+            description="Time from the due time of a schedule to its rollouts.",
+            explicit_bucket_boundaries_advisory=SCHEDULE_BOUNDS_S,
+        )
         self._meter.create_observable_counter(
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
@@ -137,6 +150,12 @@ class StoreMetrics:
     def unowned_cancelled(self, count: int) -> None:
         """Records rollouts of a run without an owner that were cancelled."""
         self._unowned_cancelled.add(count)
+
+    def schedule_run(self, outcome: str, delay_s: float | None) -> None:
+        """Records what happened at a due time, and how long after it its rollouts were created; None if none were."""
+        self._schedule_runs.add(1, {"outcome": outcome})
+        if delay_s is not None:
+            self._schedule_delay.record(max(0.0, delay_s))
 
     def watch_unowned(self, read: Callable[[], int]) -> None:
         """Reports, at every scrape, the runs that need an owner and have none."""

@@ -24,8 +24,10 @@ from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = [
     "CHANGEABLE",
+    "DUE_TIME",
     "MAX_STORED_BYTES",
     "RETRY_OF",
+    "SCHEDULE",
     "NewRollout",
     "RolloutChange",
     "change_problems",
@@ -35,6 +37,10 @@ __all__ = [
 
 # Metadata key that names the rollout that this one runs again; it does not count against the caller's limit.
 RETRY_OF: Final = "fulmen.retry_of"
+# Those that name the schedule that created it, and the time at which it was due; they do not count either.
+SCHEDULE: Final = "fulmen.schedule"
+DUE_TIME: Final = "fulmen.due_time"
+OWN_METADATA: Final = frozenset({RETRY_OF, SCHEDULE, DUE_TIME})
 
 MAX_ROLLOUTS: Final = 1000
 MAX_INPUT_BYTES: Final = 256 * 1024
@@ -337,7 +343,7 @@ def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     for key, value in rollout.required_labels.items():
         if not _LABEL_KEY.fullmatch(key) or len(value) > MAX_TEXT or not value.isprintable():
             yield f"required_labels[{key[:MAX_TEXT]}]", "is not a key of [A-Za-z0-9._/-] with a printable value"
-    if sum(key != RETRY_OF for key in rollout.metadata) > MAX_METADATA:
+    if len(rollout.metadata.keys() - OWN_METADATA) > MAX_METADATA:
         yield "metadata", f"has more than {MAX_METADATA} entries"
     for key, value in rollout.metadata.items():
         if len(key.encode()) + len(value.encode()) > MAX_METADATA_BYTES:

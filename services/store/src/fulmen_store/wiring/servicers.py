@@ -16,6 +16,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    schedule_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
     usage_service_pb2_grpc,
@@ -43,6 +44,9 @@ from fulmen_store.rollouts.deletion import Deletion, DeletionTable
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.run_leases.table import RunLeaseTable
+from fulmen_store.schedules.due_schedules import DueSchedules
+from fulmen_store.schedules.schedules import Schedules
+from fulmen_store.schedules.table import ScheduleTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
 from fulmen_store.settings import StoreSettings
@@ -61,6 +65,7 @@ from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
+from fulmen_store.transport.schedule_service import ScheduleService
 from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.usage_service import UsageService
@@ -118,6 +123,10 @@ class Servicers:
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
             table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
         )  # fmt: skip
+        schedules = ScheduleTable(database)
+        self.schedules = ScheduleService(
+            schedules=Schedules(schedules), table=schedules, projects=queue.project_names
+        )
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
@@ -148,6 +157,7 @@ class Servicers:
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
             "secret-resealer": resealer,
+            "due-schedules": DueSchedules(table=schedules, rollouts=queue.rollouts, metrics=queue.metrics),
             "project-remover": ProjectRemover(
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
             ),
@@ -160,6 +170,7 @@ class Servicers:
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
+        schedule_service_pb2_grpc.add_ScheduleServiceServicer_to_server(self.schedules, server)
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
