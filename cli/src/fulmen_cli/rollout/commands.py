@@ -34,7 +34,7 @@ from fulmen_cli.rollout.listing import (
 )
 from fulmen_cli.rollout.rescore import commands as rescore_commands
 
-__all__ = ["attempt_text", "facts_of", "register", "watch_groups"]
+__all__ = ["Mode", "agent_version", "attempt_text", "facts_of", "register", "task_inputs", "watch_groups"]
 
 
 _WAITING: Final = (rollout_pb2.ROLLOUT_STATE_QUEUED, rollout_pb2.ROLLOUT_STATE_RETRY_WAIT)
@@ -79,9 +79,9 @@ async def create(
 
         fulmen rollout create arithmetic --tasks tasks/validation.jsonl --mode validation
     """
-    inputs = _inputs(task, tasks)
+    inputs = task_inputs(task, tasks)
     async with connection.open() as client:
-        version = await _agent_version(client, agent)
+        version = await agent_version(client, agent)
         wanted = [
             rollout_pb2.Rollout(
                 input=each, agent=version, mode=rollout_pb2.RolloutMode.Value(f"ROLLOUT_MODE_{mode.upper()}")
@@ -242,7 +242,12 @@ async def cancel(
         console().print(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop.")
 
 
-def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
+def task_inputs(task: str | None, tasks: Path | None) -> list[bytes]:
+    """Returns the inputs of rollouts: one that is given or read from standard input, or the lines of a file.
+
+    Raises:
+        CommandFailed: If both or neither are given, or there is no such file.
+    """
     if (task is None) == (tasks is None):
         raise CommandFailed("Give the input with --task or a file with --tasks: one of them.", exit_code=Exit.USAGE)
     if tasks is not None:
@@ -252,7 +257,7 @@ def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
     return [(sys.stdin.read() if task == "-" else task or "").encode()]
 
 
-async def _agent_version(client: Services, agent: str) -> str:
+async def agent_version(client: Services, agent: str) -> str:
     """Returns the version to pin: the given one, or the latest of the agent."""
     name = agent if agent.startswith("resources/") else f"resources/agent.{agent}"
     if "/versions/" in name:
