@@ -21,8 +21,10 @@ LIMIT_S = 20.0
 async def until_run(fulmen: Fulmen, name: str) -> None:
     """Waits until a schedule has created rollouts."""
     async with asyncio.timeout(LIMIT_S):
-        while '"SCHEDULE_RUN_STATE_CREATED"' not in (await fulmen("schedule", "show", name, "-o", "json")).stdout:
+        shown = ""
+        while '"SCHEDULE_RUN_STATE_CREATED"' not in shown:
             await asyncio.sleep(0.05)
+            shown = (await fulmen("schedule", "show", name, "-o", "json")).stdout
 
 
 async def test_a_schedule_is_created_shown_paused_resumed_and_deleted(

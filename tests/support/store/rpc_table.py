@@ -129,13 +129,6 @@ def export_of(things: Things) -> trace_service_pb2.ExportTraceServiceRequest:
     return request
 
 
-def schedule_of(things: Things) -> schedule_service_pb2.Schedule:
-    """Returns a schedule of one rollout."""
-    return schedule_service_pb2.Schedule(
-        name=f"{things.project}/schedules/s", cron="0 3 * * *", rollouts=[rollout_pb2.Rollout(input=b"{}")]
-    )
-
-
 def opened(**fields_of_open: Any) -> lease_service_pb2.StreamLeasesRequest:
     """Returns the first message of a runner."""
     return lease_service_pb2.StreamLeasesRequest(open=lease_service_pb2.OpenSession(**fields_of_open))
@@ -151,9 +144,8 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
     return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
 
 
-run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
+run_leases, sch, TTL = run_lease_service_pb2, schedule_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
-sch = schedule_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
@@ -303,15 +295,13 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sec.DeleteSecretRequest(project=t.project, name="WEATHER_KEY")],
         lambda t: [sec.DeleteSecretRequest(project=t.project, name="openai")],
     ],
-    SECRETS + "GetAttemptSecrets": [
-        lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
-    ],
+    SECRETS + "GetAttemptSecrets": [lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)]],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
     SCHEDULES + "CreateSchedule": [
-        lambda t: [sch.CreateScheduleRequest(schedule=schedule_of(t))],
+        lambda t: [sch.CreateScheduleRequest(schedule=sch.Schedule(name=f"{t.project}/schedules/s", cron="0 3 * * *"))]
     ],
-    SCHEDULES + "GetSchedule": [lambda t: [sch.GetScheduleRequest(name=f"{t.project}/schedules/s")]],
     SCHEDULES + "ListSchedules": [lambda t: [sch.ListSchedulesRequest(project=t.project)]],
+    SCHEDULES + "GetSchedule": [lambda t: [sch.GetScheduleRequest(name=f"{t.project}/schedules/s")]],
     SCHEDULES + "PauseSchedule": [lambda t: [sch.PauseScheduleRequest(name=f"{t.project}/schedules/s")]],
     SCHEDULES + "ResumeSchedule": [lambda t: [sch.ResumeScheduleRequest(name=f"{t.project}/schedules/s")]],
     SCHEDULES + "DeleteSchedule": [lambda t: [sch.DeleteScheduleRequest(name=f"{t.project}/schedules/s")]],
@@ -325,9 +315,7 @@ PROBES: dict[str, list[Probe]] = {
     CALLS + "RateConversation": [
         lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
     ],
-    RUN_LEASES + "CreateRunLease": [
-        lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
-    ],
+    RUN_LEASES + "CreateRunLease": [lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)]],
     RUN_LEASES + "AcquireRunLease": [
         lambda t: [run_leases.AcquireRunLeaseRequest(training_run=t.run, owner="o", owner_address="h:1", ttl=TTL)],
     ],
@@ -445,12 +433,8 @@ MAY_CALL: dict[str, set[Role]] = {
     CALLS + "ListConversations": {A, S, C, V},
     CALLS + "DeleteConversations": {A, S, C},
     CALLS + "RateConversation": {A, S, C},
-    SCHEDULES + "CreateSchedule": {A, S, C},
-    SCHEDULES + "GetSchedule": {A, S, C, V},
-    SCHEDULES + "ListSchedules": {A, S, C, V},
-    SCHEDULES + "PauseSchedule": {A, S, C},
-    SCHEDULES + "ResumeSchedule": {A, S, C},
-    SCHEDULES + "DeleteSchedule": {A, S, C},
+    **{SCHEDULES + f"{verb}Schedule": {A, S, C} for verb in ("Create", "Pause", "Resume", "Delete")},
+    **{SCHEDULES + name: {A, S, C, V} for name in ("GetSchedule", "ListSchedules")},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

@@ -85,17 +85,6 @@ class StoreMetrics:
             unit="{call}",
             description="Recorded calls removed before their retention because their project had too many bytes of them.",
         )
-        self._schedule_runs = self._meter.create_counter(
-            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by what happened."
-        )
-        for outcome in SCHEDULE_OUTCOMES:
-            self._schedule_runs.add(0, {"outcome": outcome})
-        self._schedule_delay = self._meter.create_histogram(
-            "fulmen.store.schedule.delay",
-            unit="s",
-            description="Time from the due time of a schedule to its rollouts.",
-            explicit_bucket_boundaries_advisory=SCHEDULE_BOUNDS_S,
-        )
         self._meter.create_observable_counter(
             "fulmen.store.columns.unreadable",
             callbacks=[_observer(unreadable_columns)],
@@ -108,6 +97,21 @@ class StoreMetrics:
             self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted,
         ):  # fmt: skip
             counter.add(0)
+
+        self._add_schedules()
+
+    def _add_schedules(self) -> None:
+        self._schedule_runs = self._meter.create_counter(
+            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by what happened."
+        )
+        for outcome in SCHEDULE_OUTCOMES:
+            self._schedule_runs.add(0, {"outcome": outcome})
+        self._schedule_delay = self._meter.create_histogram(
+            "fulmen.store.schedule.delay",
+            unit="s",
+            description="Time from the due time of a schedule to its rollouts.",
+            explicit_bucket_boundaries_advisory=SCHEDULE_BOUNDS_S,
+        )
 
     def runners_lost(self, count: int) -> None:
         """Records runners that vanished while they held leases."""

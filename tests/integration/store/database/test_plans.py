@@ -25,6 +25,7 @@ SESSIONS = 20
 ENDED = 20_000
 ASKED = 100
 USAGE_ROWS, RUNS, MODELS = 20_000, 100, 4
+SCHEDULES, RUNS_KEPT = 500, 100
 IDLE_RUN = 7
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
 DROPPED = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
@@ -86,6 +87,19 @@ GROW = (
     select 1, date_trunc('minute', now()) - n / $2 * interval '1 minute', 'm' || n % $2, 'b', 1, 0, 1, 0, 1, 0
     from generate_series(0, $1 - 1) n
     """,
+    # The first of the schedules is due, and of the runs of each the last one is starting.
+    """
+    insert into schedule (
+        project_id, name, spec, cron, time_zone, overlap_policy, missed_policy, rollout_count, next_due
+    )
+    select 1, 's' || n, '', '* * * * *', 'UTC', 1, 1, 1, now() + (n - 1) * interval '1 hour'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into schedule_run (schedule_id, due_at, state, retry_at)
+    select s.id, now() - n * interval '1 minute', case n when 1 then 1 else 2 end, case n when 1 then now() end
+    from schedule s cross join generate_series(1, $1::int) n
+    """,
 )
 
 
@@ -106,6 +120,15 @@ class Hot:
     ends: int = 0
     others: Mapping[str, int] = field(default_factory=dict)
     index: str = ""
+
+
+HOT_OF_SCHEDULES = {
+    "due_schedules": Hot(arguments=(ASKED,), others={"schedule": 1}),
+    "continue_schedule_runs": Hot(arguments=(10.0, ASKED), others={"schedule_run": 3 * ASKED}),
+    "list_schedule_runs": Hot(arguments=(1, 20), others={"schedule_run": 20}),
+    "remove_old_schedule_runs": Hot(arguments=(1, RUNS_KEPT), others={"schedule_run": 3 * RUNS_KEPT}),
+    "schedule_is_running": Hot(arguments=(1,), others={"schedule_run": 2}),
+}
 
 
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
@@ -195,7 +218,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "resume_session": Hot(arguments=(own[0], 60, "tests", "projects/*")),
         "end_sessions": Hot(arguments=(own[:5],)),
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
-    }
+    } | HOT_OF_SCHEDULES
 
 
 @pytest.mark.parametrize("all_leased", [False, True], ids=["on empty tables", "when all was leased"])
@@ -298,6 +321,8 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
         await connection.execute(statement)
     await connection.execute(GROW[10], USAGE_ROWS, MODELS, RUNS)
     await connection.execute(GROW[11], USAGE_ROWS, MODELS)
+    await connection.execute(GROW[12], SCHEDULES)
+    await connection.execute(GROW[13], RUNS_KEPT + 20)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

@@ -14,7 +14,7 @@ from fulmen_store.malformed import noted
 from fulmen_store.rollouts.codec import new_rollout
 from fulmen_store.rollouts.requests import DUE_TIME, SCHEDULE, NewRollout, check_rollouts
 from fulmen_store.schedules.due_times import cron_problem, time_zone_problem
-from fulmen_store.schedules.records import MissedPolicy, NewSchedule, OverlapPolicy
+from fulmen_store.schedules.records import NewSchedule
 
 __all__ = ["new_schedule", "rollouts_of"]
 
@@ -82,9 +82,9 @@ def _problems(message: pb.Schedule) -> Iterator[tuple[str, str]]:
         yield "cron", problem
     if problem := time_zone_problem(message.time_zone):
         yield "time_zone", problem
-    if message.overlap_policy not in list(OverlapPolicy):
+    if message.overlap_policy not in pb.OverlapPolicy.values():
         yield "overlap_policy", f"{message.overlap_policy} is not a known policy"
-    if message.missed_policy not in list(MissedPolicy):
+    if message.missed_policy not in pb.MissedPolicy.values():
         yield "missed_policy", f"{message.missed_policy} is not a known policy"
     if not 1 <= len(message.rollouts) <= MAX_ROLLOUTS:
         yield "rollouts", f"has {len(message.rollouts)} entries, allowed are 1 to {MAX_ROLLOUTS}"
@@ -116,5 +116,7 @@ def _rollout_problems(message: pb.Schedule, project: str) -> list[Violation]:
     try:
         check_rollouts(rollouts_of(copy, project or "projects/default", "", SOME_TIME), request_id="", now_ms=None)
     except ArgumentInvalid as error:
-        problems += [Violation(field=f"schedule.{each.field}", description=each.description) for each in error.violations]
+        problems += [
+            Violation(field=f"schedule.{each.field}", description=each.description) for each in error.violations
+        ]
     return problems

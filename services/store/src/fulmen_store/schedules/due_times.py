@@ -82,7 +82,9 @@ def latest_due(cron: str, time_zone: str, now: datetime.datetime) -> datetime.da
     return latest
 
 
-def _times(cron: str, time_zone: str, start: datetime.datetime, *, reverse: bool = False) -> Iterator[datetime.datetime]:
+def _times(
+    cron: str, time_zone: str, start: datetime.datetime, *, reverse: bool = False
+) -> Iterator[datetime.datetime]:
     try:
         return iter(CronSim(cron, start.astimezone(ZoneInfo(time_zone)), reverse))
     except (CronSimError, KeyError, ValueError, OSError):

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from uuid import UUID
 
-__all__ = ["ClaimedRun", "DueSchedule", "MissedPolicy", "NewSchedule", "OverlapPolicy", "RunState", "RunView", "ScheduleView"]
+__all__ = [
+    "ClaimedRun",
+    "DueSchedule",
+    "MissedPolicy",
+    "NewSchedule",
+    "OverlapPolicy",
+    "RunState",
+    "RunView",
+    "ScheduleView",
+]
 
 
 class OverlapPolicy(IntEnum):

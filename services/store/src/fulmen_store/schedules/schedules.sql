@@ -48,9 +48,7 @@ delete from schedule s where s.project_id = $1 and s.name = $2 returning s.id;
 
 -- name: due_schedules
 select s.id, s.cron, s.time_zone, s.next_due, now() as now
-from schedule s join project p on p.id = s.project_id
-where s.next_due <= now() and p.deleted_at is null
-order by s.next_due limit $1;
+from schedule s where s.next_due <= now() order by s.next_due limit $1;
 
 -- name: hold_due_schedule
 -- Of the replicas that see it due, one gets it.

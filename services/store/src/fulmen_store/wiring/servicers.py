@@ -123,10 +123,7 @@ class Servicers:
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
             table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
         )  # fmt: skip
-        schedules = ScheduleTable(database)
-        self.schedules = ScheduleService(
-            schedules=Schedules(schedules), table=schedules, projects=queue.project_names
-        )
+        self.schedules, due_schedules = _schedules(queue, database)
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
@@ -157,7 +154,7 @@ class Servicers:
             "usage-retention": UsageRetention(table=usage),
             "call-retention": CallRetention(table=recorded),
             "secret-resealer": resealer,
-            "due-schedules": DueSchedules(table=schedules, rollouts=queue.rollouts, metrics=queue.metrics),
+            "due-schedules": due_schedules,
             "project-remover": ProjectRemover(
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
             ),
@@ -207,3 +204,10 @@ def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretS
         proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
     )
     return service, SecretResealer(table=table, sealer=sealer)
+
+
+def _schedules(queue: Queue, database: Database) -> tuple[ScheduleService, DueSchedules]:
+    """Returns the servicer of schedules, and the role that runs those that are due."""
+    table = ScheduleTable(database)
+    service = ScheduleService(schedules=Schedules(table), table=table, projects=queue.project_names)
+    return service, DueSchedules(table=table, rollouts=queue.rollouts, metrics=queue.metrics)
