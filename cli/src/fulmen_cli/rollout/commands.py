@@ -266,6 +266,8 @@ async def agent_version(client: Services, agent: str) -> str:
     return str(answer.resources[0].name)
 
 
+# Of the store, for a quantile without a factor.
+DEFAULT_FACTOR: Final = 3
 MAX_OUTPUT_SHOWN: Final = 2_000
 RETRY_OF: Final = "fulmen.retry_of"
 
@@ -317,7 +319,7 @@ def attempt_text(attempt: attempt_pb2.Attempt) -> str:
 
 def _took(attempt: attempt_pb2.Attempt) -> str:
     if not attempt.HasField("end_time"):
-        return ""
+        return f", {_seconds(attempt.timeout)} at most" if attempt.HasField("timeout") else ""
     return f" ({(attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9:.1f} s)"
 
 
@@ -332,10 +334,18 @@ def _policy(policy: rollout_pb2.RolloutPolicy) -> str:
     parts = [
         f"{policy.max_attempts} attempts" if policy.max_attempts else "",
         f"{_seconds(policy.attempt_timeout)} each" if policy.HasField("attempt_timeout") else "",
+        _bound(policy),
         f"again after {', '.join(kinds)}" if kinds else "",
         "hedged" if policy.hedged else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _bound(policy: rollout_pb2.RolloutPolicy) -> str:
+    if not policy.attempt_timeout_quantile:
+        return ""
+    factor = policy.attempt_timeout_factor or DEFAULT_FACTOR
+    return f"or {factor:g} times what {policy.attempt_timeout_quantile:.4g} of the task type take, if shorter"
 
 
 def _seconds(duration: Duration) -> str:

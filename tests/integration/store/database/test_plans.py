@@ -158,6 +158,9 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             items=4 * ASKED,
             index="item_pkey",
         ),
+        "bound_attempts": Hot(
+            arguments=(leased, others, [1] * count, [1000] * count), items=4 * ASKED, index="item_pkey"
+        ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
             arguments=(hedged, others, *ends, [b""] * count, [1] * count, [0.5] * count, [None] * count),

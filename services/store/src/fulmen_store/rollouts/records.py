@@ -47,12 +47,13 @@ class NameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """A running attempt."""
+    """A running attempt, and how long it may run by its policy, milliseconds; None if it is a hedged one."""
 
     number: int
     session_id: UUID
     host: str
     started_at: datetime.datetime
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -339,7 +339,14 @@ def _delay_s(item: NewRollout, now: datetime.datetime) -> float:
 
 def _first_grants(items: Sequence[NewRollout], created: Set[UUID]) -> list[Grant]:
     return [
-        Grant(rollout_id=item.id, session_id=item.matched, epoch=1, project_id=item.project_id, request=item.request)
+        Grant(
+            rollout_id=item.id,
+            session_id=item.matched,
+            epoch=1,
+            project_id=item.project_id,
+            request=item.request,
+            task_type=item.task_type,
+        )
         for item in items
         if item.matched is not None and item.id in created
     ]

@@ -29,7 +29,7 @@ from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABE
 from fulmen_service_kit.security.tokens import TokenVerifier
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
-from fulmen_store.leases.table import AttemptCheckTable
+from fulmen_store.leases.table import AttemptBoundTable, AttemptCheckTable
 from fulmen_store.projects.projects import Projects
 from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
 from fulmen_store.projects.table import ProjectTable, TokenTable
@@ -54,6 +54,7 @@ from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
+from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.call_service import CallService
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
@@ -107,8 +108,11 @@ class Servicers:
         )  # fmt: skip
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
-            checks=AttemptCheckTable(database), signer=queue.signer, drain_notice_s=settings.drain_notice_s,
+            checks=AttemptCheckTable(database), drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
+            assignments=Assignments(
+                signer=queue.signer, durations=queue.durations, bounds=AttemptBoundTable(database)
+            ),
         )  # fmt: skip
         self.resources = ResourceService(
             resources=Resources(table=queue.resource_table, wakeups=wakeups),

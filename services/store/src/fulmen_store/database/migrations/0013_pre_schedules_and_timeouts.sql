@@ -33,3 +33,7 @@ create table schedule_run (
     primary key (schedule_id, due_at)
 );
 create index schedule_run_starting on schedule_run (retry_at) where state = 1;
+
+-- What the durations of its task type bound the attempt of this epoch to, if the rollout asks for it.
+alter table item add column bound_ms int;
+alter table item add column bound_epoch int;
