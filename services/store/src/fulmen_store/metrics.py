@@ -12,6 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from fulmen.kinds import CHECKED_KINDS
 from fulmen_store.database.stored import unreadable_columns
 from fulmen_store.runners.demand import LabelDemand
+from fulmen_store.runners.forecast import ForecastErrors
 
 __all__ = ["StoreMetrics"]
 
@@ -221,6 +222,22 @@ class StoreMetrics:
             self._meter.create_observable_gauge(
                 f"fulmen.store.demand.{name}", callbacks=[observer(read)], unit=unit, description=text
             )
+
+    def watch_forecasts(self, errors: Callable[[], ForecastErrors | None]) -> None:
+        """Reports, at every scrape, how wrong the forecasts of the demand were; nothing while too few were made."""
+
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            found = errors()
+            if found is None:
+                return []
+            pairs = (("holt", found.forecast), ("naive", found.naive))
+            return [Observation(value, {"method": method}) for method, value in pairs]
+
+        self._meter.create_observable_gauge(
+            "fulmen.store.demand.forecast_error",
+            callbacks=[observe],
+            description="Error of the forecasts of the last hour: sum of the absolute errors by the sum of the demand.",
+        )
 
     def watch_feed(self, lag_s: Callable[[], float]) -> None:
         """Reports, at every scrape, how long ended rollouts are hidden from those who watch the feed."""
