@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Final
@@ -224,12 +225,10 @@ class StoreMetrics:
             )
 
     def watch_forecasts(self, errors: Callable[[], ForecastErrors | None]) -> None:
-        """Reports, at every scrape, how wrong the forecasts of the demand were; nothing while too few were made."""
+        """Reports, at every scrape, how wrong the forecasts of the demand were; NaN while too few were made."""
 
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            found = errors()
-            if found is None:
-                return []
+            found = errors() or ForecastErrors(forecast=math.nan, naive=math.nan)
             pairs = (("holt", found.forecast), ("naive", found.naive))
             return [Observation(value, {"method": method}) for method, value in pairs]
 
