@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Final
@@ -13,7 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from fulmen.kinds import CHECKED_KINDS
 from fulmen_store.database.stored import unreadable_columns
 from fulmen_store.runners.demand import LabelDemand
-from fulmen_store.runners.forecast import ForecastErrors
+from fulmen_store.runners.forecast import Compared
 
 __all__ = ["StoreMetrics"]
 
@@ -224,18 +223,25 @@ class StoreMetrics:
                 f"fulmen.store.demand.{name}", callbacks=[observer(read)], unit=unit, description=text
             )
 
-    def watch_forecasts(self, errors: Callable[[], ForecastErrors | None]) -> None:
-        """Reports, at every scrape, how wrong the forecasts of the demand were; NaN while too few were made."""
+    def watch_forecasts(self, totals: Callable[[], Compared]) -> None:
+        """Reports, at every scrape, how the forecasts of the demand compare with what came."""
 
-        def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            found = errors() or ForecastErrors(forecast=math.nan, naive=math.nan)
-            pairs = (("holt", found.forecast), ("naive", found.naive))
+        def errors(_options: CallbackOptions) -> Iterable[Observation]:
+            found = totals()
+            pairs = (("holt", found.error), ("naive", found.naive_error))
             return [Observation(value, {"method": method}) for method, value in pairs]
 
-        self._meter.create_observable_gauge(
-            "fulmen.store.demand.forecast_error",
-            callbacks=[observe],
-            description="Error of the forecasts of the last hour: sum of the absolute errors by the sum of the demand.",
+        self._meter.create_observable_counter(
+            "fulmen.store.demand.forecast_errors",
+            callbacks=[errors],
+            unit="{slot}",
+            description="Sum of the absolute errors of the forecasts of the demand.",
+        )
+        self._meter.create_observable_counter(
+            "fulmen.store.demand.forecast_compared",
+            callbacks=[_observer(lambda: totals().sample)],
+            unit="{slot}",
+            description="Sum of the demand that was compared with its forecasts.",
         )
 
     def watch_feed(self, lag_s: Callable[[], float]) -> None:

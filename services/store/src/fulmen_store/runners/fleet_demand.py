@@ -25,7 +25,7 @@ from fulmen_store.runners.demand import (
     demand_of,
     with_forecast,
 )
-from fulmen_store.runners.forecast import DemandForecast, ForecastErrors, pooled_errors
+from fulmen_store.runners.forecast import Compared, DemandForecast
 from fulmen_store.scheduling.table import DemandTable, DurationTable
 
 __all__ = [
@@ -52,6 +52,7 @@ class FleetDemand:
         self._census: QueueCensus | None = None
         self._stale_at = -math.inf
         self._forecasts: OrderedDict[DemandQuery, DemandForecast] = OrderedDict()
+        self._compared = Compared()
 
     async def run(self) -> None:
         """Counts until cancelled."""
@@ -98,11 +99,14 @@ class FleetDemand:
     def sample(self, census: QueueCensus) -> None:
         """Adds a count to the series of what is forecast."""
         for query, forecast in self._forecasts.items():
-            forecast.add(demand_of(census, query).slots)
+            compared = forecast.add(demand_of(census, query).slots)
+            if compared is not None:
+                pairs = zip(self._compared, compared, strict=True)
+                self._compared = Compared(*(total + more for total, more in pairs))
 
-    def forecast_errors(self) -> ForecastErrors | None:
-        """Returns the errors of all forecasts of the last hour; None if too few were made."""
-        return pooled_errors(self._forecasts.values())
+    def forecast_totals(self) -> Compared:
+        """Returns the sums over all samples that were compared with their forecasts."""
+        return self._compared
 
     def _forecast(self, query: DemandQuery) -> DemandForecast:
         """Returns the series of a query, which begins when it is first asked for."""

@@ -11,11 +11,10 @@ not break.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["DemandForecast", "ForecastErrors", "pooled_errors"]
+__all__ = ["Compared", "DemandForecast", "ForecastErrors"]
 
 LEVEL_WEIGHT: Final = 0.5
 TREND_WEIGHT: Final = 0.2
@@ -38,6 +37,14 @@ class ForecastErrors:
     naive: float
 
 
+class Compared(NamedTuple):
+    """A sample, and the absolute errors of the forecast and of the naive one, slots."""
+
+    sample: float = 0.0
+    error: float = 0.0
+    naive_error: float = 0.0
+
+
 class DemandForecast:
     """Forecasts one series of samples at equal intervals."""
 
@@ -50,15 +57,15 @@ class DemandForecast:
         # The forecasts that were not compared yet, with the samples at which they were made.
         self._made: deque[tuple[float, float]] = deque(maxlen=self._steps)
         # The samples, and the absolute errors of both forecasts of them.
-        self._compared: deque[tuple[float, float, float]] = deque(
-            maxlen=max(MIN_COMPARED, round(WINDOW_S / interval_s))
-        )
+        self._compared: deque[Compared] = deque(maxlen=max(MIN_COMPARED, round(WINDOW_S / interval_s)))
 
-    def add(self, sample: float) -> None:
-        """Adds a sample, at least 0."""
+    def add(self, sample: float) -> Compared | None:
+        """Adds a sample, at least 0; returns how it compares with its forecasts, None if none was made."""
+        compared = None
         if len(self._made) == self._steps:
             forecast, naive = self._made[0]
-            self._compared.append((sample, abs(sample - forecast), abs(sample - naive)))
+            compared = Compared(sample, abs(sample - forecast), abs(sample - naive))
+            self._compared.append(compared)
         if not self._count:
             self._level = sample
         else:
@@ -68,6 +75,7 @@ class DemandForecast:
             self._trend = TREND_WEIGHT * (self._level - before) + (1 - TREND_WEIGHT) * DAMPING * self._trend
         self._count += 1
         self._made.append((self._next(), sample))
+        return compared
 
     def ahead(self) -> float | None:
         """Returns the forecast; None until enough were compared, or if the naive ones were not worse in the last hour."""
@@ -76,22 +84,13 @@ class DemandForecast:
 
     def errors(self) -> ForecastErrors | None:
         """Returns the errors of the last hour; None until enough forecasts were compared, or if there was no demand."""
-        return pooled_errors([self])
-
-    def compared(self) -> list[tuple[float, float, float]]:
-        """Returns the samples of the last hour that were forecast, each with the error of the forecast and the naive one."""
-        return list(self._compared)
+        total = sum(each.sample for each in self._compared)
+        if len(self._compared) < MIN_COMPARED or total <= 0:
+            return None
+        return ForecastErrors(
+            forecast=sum(each.error for each in self._compared) / total,
+            naive=sum(each.naive_error for each in self._compared) / total,
+        )
 
     def _next(self) -> float:
         return max(0.0, self._level + self._reach * self._trend)
-
-
-def pooled_errors(forecasts: Iterable[DemandForecast]) -> ForecastErrors | None:
-    """Returns the errors of several series together; None until enough forecasts were compared, or if there was no demand."""
-    compared = [each for forecast in forecasts for each in forecast.compared()]
-    total = sum(sample for sample, _, _ in compared)
-    if len(compared) < MIN_COMPARED or total <= 0:
-        return None
-    return ForecastErrors(
-        forecast=sum(error for _, error, _ in compared) / total, naive=sum(error for _, _, error in compared) / total
-    )
