@@ -72,7 +72,7 @@ QUEUE = Board(
                     unit="percentunit",
                     queries={
                         "{{method}}": "sum by (method) (increase(fulmen_store_demand_forecast_errors_total[1h])) "
-                        "/ ignoring (method) group_left sum(increase(fulmen_store_demand_forecast_compared_total[1h]))"
+                        "/ scalar(sum(increase(fulmen_store_demand_forecast_compared_total[1h])))"
                     },
                     about="Of the last hour, if a forecast is asked for. It is used while holt is below naive.",
                 ),

@@ -290,7 +290,8 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         session_id=row[f"{prefix}session"],
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
-        timeout_ms=None if prefix else row["timeout_ms"],
+        # Lists do not read it.
+        timeout_ms=None if prefix else row.get("timeout_ms"),
     )
 
 
