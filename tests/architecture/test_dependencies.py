@@ -16,6 +16,7 @@ from tests.support.distributions import DISTRIBUTIONS, ROOT, SDK, Distribution
 DECLARED_ONLY: dict[str, set[str]] = {
     "fulmen_llm_proxy": {"uvloop"},  # uvicorn is told to use it
     "fulmen_service_kit": {"httptools"},  # likewise
+    "fulmen_store": {"tzdata"},  # zoneinfo reads it where the system has no time zones
 }
 # Imported by programs of it that run in an environment of their own (tools/litellm_env.sh).
 ELSEWHERE: dict[str, set[str]] = {"fulmen_llm_proxy": {"httpx", "litellm"}}

@@ -22,7 +22,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fulmen.rpc.services import Services, connect
+from fulmen.store.v1.rollout_pb2 import Rollout
 from fulmen.store.v1.runner_registry_service_pb2 import GetFleetDemandRequest
+from fulmen.store.v1.schedule_service_pb2 import CreateScheduleRequest, Schedule
 from fulmen_cli.local.record import StackFolder
 from fulmen_cli.local.stack import LocalStack
 from fulmen_cli.main import app
@@ -297,6 +299,10 @@ async def test_every_name_that_is_used_is_exported_by_a_live_service_and_every_q
         running_stack(short_tmp_path, slots=4, environment=monitored) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
+        # Due within a minute; no runner has its label.
+        idle = Rollout(required_labels={"nowhere": "here"}, priority=-100)
+        schedule = Schedule(name="projects/default/schedules/minutes", cron="* * * * *", rollouts=[idle])
+        await client.schedules.CreateSchedule(CreateScheduleRequest(schedule=schedule))
         await train(client)
         # Some figures come with the second step, and the queue is counted when it is asked for, or every 15 s.
         ends = time.monotonic() + WAIT_S

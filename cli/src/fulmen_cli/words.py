@@ -51,6 +51,7 @@ WORDS: Final = {
     "model": ("model.commands", "Models: what they need, what was trained, and taking it elsewhere."),
     "exchange": ("exchange.commands", "Gradient exchange between the ranks of a training run."),
     "rollout": ("rollout.commands", "Rollouts: create, inspect, count, change, cancel, delete, export."),
+    "schedule": ("schedule.commands", "Schedules: rollouts that are created at the times of a cron expression."),
     "spans": ("rollout.spans", "Spans of many rollouts."),
     "emit": ("agent.emit", "Report rewards and annotations of the current attempt, from any program."),
     "resources": ("resources.commands", "Versioned resources: agents, bundles, datasets, policies, routes."),

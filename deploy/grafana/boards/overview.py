@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, number, rate, total
+from boards.panels import RATE, SERVICES, WAITING, Board, Panel, Row, met, number, rate, total
 
 OVERVIEW = Board(
     name="overview",
@@ -70,6 +70,47 @@ OVERVIEW = Board(
                     unit="currencyUSD",
                     queries={"cost": "3600 * " + total("fulmen_llm_proxy_cost_dollars_total")},
                     about="By the price table of the proxy; a model without a price costs nothing.",
+                ),
+            ],
+        ),
+        Row(
+            title="Service objectives",
+            panels=[
+                met(
+                    "Rpcs without a fault of ours",
+                    "rpc_server_duration_seconds_count",
+                    missed='{rpc_code=~"INTERNAL|UNKNOWN"}',
+                ),
+                met(
+                    "Attempts not lost to infrastructure",
+                    "fulmen_runner_attempts_total",
+                    missed='{failure_kind="INFRA"}',
+                ),
+                met(
+                    "Model calls without a failure of backends",
+                    "fulmen_llm_proxy_calls_total",
+                    missed='{status=~"5.."}',
+                ),
+                Panel(
+                    title="Attempts delivered within 100 ms of their match",
+                    unit="percentunit",
+                    maximum=1,
+                    alarm=0.99,
+                    alarm_below=True,
+                    queries={
+                        "ratio": f'sum(rate(fulmen_store_dispatch_duration_seconds_bucket{{le="0.1"}}{RATE})) / '
+                        + total("fulmen_store_dispatch_duration_seconds_count")
+                    },
+                ),
+                Panel(
+                    title="Cost of model calls per attempt, dollars",
+                    unit="currencyUSD",
+                    queries={
+                        "cost": total("fulmen_llm_proxy_cost_dollars_total")
+                        + " / "
+                        + total("fulmen_store_dispatched_total")
+                    },
+                    about="Attempts that were handed out, whatever became of them.",
                 ),
             ],
         ),

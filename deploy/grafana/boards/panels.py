@@ -94,6 +94,20 @@ def total(metric: str) -> str:
     return f"sum(rate({metric}{RATE}))"
 
 
+def met(title: str, counter: str, *, missed: str) -> Panel:
+    """Returns a panel of the ratio of a counter that does not have the labels `missed`; below 99.9 % it is red."""
+    ratio = f"1 - (sum(rate({counter}{missed}{RATE})) or vector(0)) / {total(counter)}"
+    return Panel(
+        title=title,
+        queries={"ratio": ratio},
+        unit="percentunit",
+        minimum=None,
+        maximum=1,
+        alarm=0.999,
+        alarm_below=True,
+    )
+
+
 def run_metrics(title: str, *names: str, unit: str = "short", minimum: float | None = 0, about: str = "") -> Panel:
     """Returns a panel of metrics of training runs."""
     chosen = f'{{run=~"$run", metric=~"{"|".join(names)}"}}'

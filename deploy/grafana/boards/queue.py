@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from boards.panels import RATE, Board, Panel, Row, Variable, percentiles, rate, total
+from boards.panels import RATE, WAITING, Board, Panel, Row, Variable, percentiles, rate, total
 
 QUEUE = Board(
     name="queue",
@@ -45,9 +45,36 @@ QUEUE = Board(
                 ),
                 percentiles("From match to delivery", "fulmen_store_dispatch_duration_seconds"),
                 Panel(
+                    title="Wait of a new rollout at this pace",
+                    unit="s",
+                    queries={"all projects": f"sum({WAITING}) / " + total("fulmen_store_dispatched_total")},
+                    about="Waiting rollouts by attempts dispatched a second: how old the queue's head is once it is steady.",
+                ),
+                Panel(
                     title="Claims lost to another replica",
                     unit="ops",
                     queries={"{{instance}}": rate("fulmen_store_claims_lost_total", by="instance")},
+                ),
+            ],
+        ),
+        Row(
+            title="Schedules and forecasts",
+            panels=[
+                Panel(
+                    title="Due times of schedules, last hour",
+                    stacked=True,
+                    queries={"{{outcome}}": "sum by (outcome) (increase(fulmen_store_schedule_runs_total[1h]))"},
+                    about="`fulmen schedule show` says why one failed.",
+                ),
+                percentiles("From the due time to the rollouts", "fulmen_store_schedule_delay_seconds"),
+                Panel(
+                    title="Error of the forecasts of the demand",
+                    unit="percentunit",
+                    queries={
+                        "{{method}}": "sum by (method) (increase(fulmen_store_demand_forecast_errors_total[1h])) "
+                        "/ scalar(sum(increase(fulmen_store_demand_forecast_compared_total[1h])))"
+                    },
+                    about="Of the last hour, if a forecast is asked for. It is used while holt is below naive.",
                 ),
             ],
         ),

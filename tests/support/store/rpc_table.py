@@ -28,6 +28,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     run_lease_service_pb2,
     runner_registry_service_pb2,
+    schedule_service_pb2,
     secret_service_pb2,
     span_pb2,
     span_service_pb2,
@@ -61,6 +62,7 @@ RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 PROXIES = "/fulmen.store.v1.ProxyService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
+SCHEDULES = "/fulmen.store.v1.ScheduleService/"
 CALLS = "/fulmen.store.v1.CallService/"
 STORED = "/fulmen.store.v1.StoredResponseService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
@@ -147,7 +149,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
     return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
 
 
-run_leases, TTL = run_lease_service_pb2, Duration(seconds=10)
+run_leases, sch, TTL = run_lease_service_pb2, schedule_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
 changes = rollout_changes_pb2
@@ -307,10 +309,16 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sec.DeleteSecretRequest(project=t.project, name="WEATHER_KEY")],
         lambda t: [sec.DeleteSecretRequest(project=t.project, name="openai")],
     ],
-    SECRETS + "GetAttemptSecrets": [
-        lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)],
-    ],
+    SECRETS + "GetAttemptSecrets": [lambda t: [sec.GetAttemptSecretsRequest(attempt=t.attempt, lease_id=t.session)]],
     SECRETS + "GetBackendKeys": [lambda t: [sec.GetBackendKeysRequest(project=t.project)]],
+    SCHEDULES + "CreateSchedule": [
+        lambda t: [sch.CreateScheduleRequest(schedule=sch.Schedule(name=f"{t.project}/schedules/s", cron="0 3 * * *"))]
+    ],
+    SCHEDULES + "ListSchedules": [lambda t: [sch.ListSchedulesRequest(project=t.project)]],
+    SCHEDULES + "GetSchedule": [lambda t: [sch.GetScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "PauseSchedule": [lambda t: [sch.PauseScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "ResumeSchedule": [lambda t: [sch.ResumeScheduleRequest(name=f"{t.project}/schedules/s")]],
+    SCHEDULES + "DeleteSchedule": [lambda t: [sch.DeleteScheduleRequest(name=f"{t.project}/schedules/s")]],
     CALLS + "RecordCalls": [lambda t: [calls.RecordCallsRequest(calls=[new_call("x", project=t.project)])]],
     CALLS + "ListCalls": [lambda t: [calls.ListCallsRequest(project=t.project, with_content=True)]],
     CALLS + "GetCall": [lambda t: [calls.GetCallRequest(name=f"{t.project}/calls/{uuid7()}")]],
@@ -326,9 +334,7 @@ PROBES: dict[str, list[Probe]] = {
     ],
     STORED + "GetStoredResponses": [lambda t: [stored.GetStoredResponsesRequest(project=t.project, id=t.session)]],
     STORED + "DeleteStoredResponse": [lambda t: [stored.DeleteStoredResponseRequest(project=t.project, id=t.session)]],
-    RUN_LEASES + "CreateRunLease": [
-        lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)],
-    ],
+    RUN_LEASES + "CreateRunLease": [lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)]],
     RUN_LEASES + "AcquireRunLease": [
         lambda t: [run_leases.AcquireRunLeaseRequest(training_run=t.run, owner="o", owner_address="h:1", ttl=TTL)],
     ],
@@ -377,6 +383,7 @@ LISTINGS: dict[str, Message] = {
     CALLS + "ListCalls": calls.ListCallsRequest(),
     CALLS + "ListConversations": calls.ListConversationsRequest(),
     SECRETS + "ListSecrets": sec.ListSecretsRequest(),
+    SCHEDULES + "ListSchedules": sch.ListSchedulesRequest(),
     SECRETS + "GetBackendKeys": sec.GetBackendKeysRequest(),
     RUN_LEASES + "ListRunLeases": run_leases.ListRunLeasesRequest(),
 }
@@ -449,6 +456,8 @@ MAY_CALL: dict[str, set[Role]] = {
     CALLS + "DeleteConversations": {A, S, C},
     CALLS + "RateConversation": {A, S, C},
     **{f"{STORED}{name}": {A, S} for name in ("PutStoredResponse", "GetStoredResponses", "DeleteStoredResponse")},
+    **{SCHEDULES + f"{verb}Schedule": {A, S, C} for verb in ("Create", "Pause", "Resume", "Delete")},
+    **{SCHEDULES + name: {A, S, C, V} for name in ("GetSchedule", "ListSchedules")},
     SECRETS + "SetSecret": {A, S, C},
     SECRETS + "ListSecrets": {A, S, C, V},
     SECRETS + "DeleteSecret": {A, S, C},

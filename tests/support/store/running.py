@@ -25,6 +25,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    schedule_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
     stored_response_service_pb2_grpc,
@@ -53,6 +54,7 @@ class Stubs:
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.calls = call_service_pb2_grpc.CallServiceStub(channel)
         self.stored_responses = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
+        self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)
 

@@ -33,7 +33,7 @@ from fulmen_cli.rollout.listing import (
 )
 from fulmen_cli.rollout.rescore import commands as rescore_commands
 
-__all__ = ["attempt_text", "facts_of", "register"]
+__all__ = ["Mode", "agent_version", "attempt_text", "facts_of", "register", "task_inputs"]
 
 
 _WAITING: Final = (rollout_pb2.ROLLOUT_STATE_QUEUED, rollout_pb2.ROLLOUT_STATE_RETRY_WAIT)
@@ -78,9 +78,9 @@ async def create(
 
         fulmen rollout create arithmetic --tasks tasks/validation.jsonl --mode validation
     """
-    inputs = _inputs(task, tasks)
+    inputs = task_inputs(task, tasks)
     async with connection.open() as client:
-        version = await _agent_version(client, agent)
+        version = await agent_version(client, agent)
         wanted = [
             rollout_pb2.Rollout(
                 input=each, agent=version, mode=rollout_pb2.RolloutMode.Value(f"ROLLOUT_MODE_{mode.upper()}")
@@ -228,7 +228,12 @@ async def cancel(
         console().print(f"{answer.cancelled_count} cancelled, {answer.cancelling_count} asked to stop.")
 
 
-def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
+def task_inputs(task: str | None, tasks: Path | None) -> list[bytes]:
+    """Returns the inputs of rollouts: one that is given or read from standard input, or the lines of a file.
+
+    Raises:
+        CommandFailed: If both or neither are given, or there is no such file.
+    """
     if (task is None) == (tasks is None):
         raise CommandFailed("Give the input with --task or a file with --tasks: one of them.", exit_code=Exit.USAGE)
     if tasks is not None:
@@ -238,7 +243,7 @@ def _inputs(task: str | None, tasks: Path | None) -> list[bytes]:
     return [(sys.stdin.read() if task == "-" else task or "").encode()]
 
 
-async def _agent_version(client: Services, agent: str) -> str:
+async def agent_version(client: Services, agent: str) -> str:
     """Returns the version to pin: the given one, or the latest of the agent."""
     name = agent if agent.startswith("resources/") else f"resources/agent.{agent}"
     if "/versions/" in name:
@@ -247,6 +252,8 @@ async def _agent_version(client: Services, agent: str) -> str:
     return str(answer.resources[0].name)
 
 
+# Of the store, for a quantile without a factor.
+DEFAULT_FACTOR: Final = 3
 MAX_OUTPUT_SHOWN: Final = 2_000
 RETRY_OF: Final = "fulmen.retry_of"
 
@@ -310,7 +317,7 @@ def _indented(text: str) -> str:
 
 def _took(attempt: attempt_pb2.Attempt) -> str:
     if not attempt.HasField("end_time"):
-        return ""
+        return f", {_seconds(attempt.timeout)} at most" if attempt.HasField("timeout") else ""
     return f" ({(attempt.end_time.ToNanoseconds() - attempt.start_time.ToNanoseconds()) / 1e9:.1f} s)"
 
 
@@ -325,10 +332,18 @@ def _policy(policy: rollout_pb2.RolloutPolicy) -> str:
     parts = [
         f"{policy.max_attempts} attempts" if policy.max_attempts else "",
         f"{_seconds(policy.attempt_timeout)} each" if policy.HasField("attempt_timeout") else "",
+        _bound(policy),
         f"again after {', '.join(kinds)}" if kinds else "",
         "hedged" if policy.hedged else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _bound(policy: rollout_pb2.RolloutPolicy) -> str:
+    if not policy.attempt_timeout_quantile:
+        return ""
+    factor = policy.attempt_timeout_factor or DEFAULT_FACTOR
+    return f"or {factor:g} times what {policy.attempt_timeout_quantile:.4g} of the task type take, if shorter"
 
 
 def _seconds(duration: Duration) -> str:

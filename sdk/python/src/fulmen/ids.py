@@ -25,6 +25,7 @@ _TRAINING_RUN = re.compile(rf"(projects/[a-z0-9-]{{1,63}})/trainingRuns/({NOT_DO
 _ATTEMPT = re.compile(f"{_ROLLOUT_PATTERN}/attempts/([1-9][0-9]{{0,8}})")
 _CALL = re.compile(f"(projects/[a-z0-9-]{{1,63}})/calls/({_UUID})")
 _CONVERSATION = re.compile(r"(projects/[a-z0-9-]{1,63})/conversations/([A-Za-z0-9._:@-]{1,128})")
+_SCHEDULE = re.compile(r"(projects/[a-z0-9-]{1,63})/schedules/([a-z0-9-]{1,63})")
 _TRAINING_RUN_FORM = "projects/{project}/trainingRuns/{id}"
 _ROLLOUT_FORM = "projects/{project}/rollouts/{uuid}"
 _ATTEMPT_FORM = "projects/{project}/rollouts/{uuid}/attempts/{number}"
@@ -198,6 +199,23 @@ def parse_conversation_name(name: str, *, field: str = "name") -> tuple[str, str
     match = _CONVERSATION.fullmatch(name)
     if match is None:
         raise _malformed(field, name, "projects/{project}/conversations/{id}")
+    return match[1], match[2]
+
+
+def schedule_name(project: str, schedule_id: str) -> str:
+    """Formats `projects/{project}/schedules/{id}`; `project` is `projects/{project}`."""
+    return f"{project}/schedules/{schedule_id}"
+
+
+def parse_schedule_name(name: str, *, field: str = "name") -> tuple[str, str]:
+    """Parses `projects/{project}/schedules/{id}`; returns `projects/{project}` and the id.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _SCHEDULE.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "projects/{project}/schedules/{id}")
     return match[1], match[2]
 
 

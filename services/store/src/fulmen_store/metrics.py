@@ -12,6 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from fulmen.kinds import CHECKED_KINDS
 from fulmen_store.database.stored import unreadable_columns
 from fulmen_store.runners.demand import LabelDemand
+from fulmen_store.runners.forecast import Compared
 
 __all__ = ["StoreMetrics"]
 
@@ -21,6 +22,8 @@ DEMANDS_SHOWN: Final = 100
 DISPATCH_BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PUBLISHERS: Final = ("admin", "service", "client")
 PUBLICATION_RESULTS: Final = ("accepted", "denied", "malformed")
+SCHEDULE_OUTCOMES: Final = ("created", "skipped", "missed", "failed")
+SCHEDULE_BOUNDS_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
 ROWS_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -92,6 +95,21 @@ class StoreMetrics:
             self._chunks_unreadable, self._unowned_cancelled, self._calls_recorded, self._calls_evicted, self._responses_evicted,
         ):  # fmt: skip
             counter.add(0)
+
+        self._add_schedules()
+
+    def _add_schedules(self) -> None:
+        self._schedule_runs = self._meter.create_counter(
+            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by what happened."
+        )
+        for outcome in SCHEDULE_OUTCOMES:
+            self._schedule_runs.add(0, {"outcome": outcome})
+        self._schedule_delay = self._meter.create_histogram(
+            "fulmen.store.schedule.delay",
+            unit="s",
+            description="Time from the due time of a schedule to its rollouts.",
+            explicit_bucket_boundaries_advisory=SCHEDULE_BOUNDS_S,
+        )
 
     def runners_lost(self, count: int) -> None:
         """Records runners that vanished while they held leases."""
@@ -165,6 +183,12 @@ class StoreMetrics:
         """Records rollouts of a run without an owner that were cancelled."""
         self._unowned_cancelled.add(count)
 
+    def schedule_run(self, outcome: str, delay_s: float | None) -> None:
+        """Records what happened at a due time, and how long after it its rollouts were created; None if none were."""
+        self._schedule_runs.add(1, {"outcome": outcome})
+        if delay_s is not None:
+            self._schedule_delay.record(max(0.0, delay_s))
+
     def watch_unowned(self, read: Callable[[], int]) -> None:
         """Reports, at every scrape, the runs that need an owner and have none."""
         self._meter.create_observable_gauge(
@@ -225,6 +249,27 @@ class StoreMetrics:
             self._meter.create_observable_gauge(
                 f"fulmen.store.demand.{name}", callbacks=[observer(read)], unit=unit, description=text
             )
+
+    def watch_forecasts(self, totals: Callable[[], Compared]) -> None:
+        """Reports, at every scrape, how the forecasts of the demand compare with what came."""
+
+        def errors(_options: CallbackOptions) -> Iterable[Observation]:
+            found = totals()
+            pairs = (("holt", found.error), ("naive", found.naive_error))
+            return [Observation(value, {"method": method}) for method, value in pairs]
+
+        self._meter.create_observable_counter(
+            "fulmen.store.demand.forecast_errors",
+            callbacks=[errors],
+            unit="{slot}",
+            description="Sum of the absolute errors of the forecasts of the demand.",
+        )
+        self._meter.create_observable_counter(
+            "fulmen.store.demand.forecast_compared",
+            callbacks=[_observer(lambda: totals().sample)],
+            unit="{slot}",
+            description="Sum of the demand that was compared with its forecasts.",
+        )
 
     def watch_feed(self, lag_s: Callable[[], float]) -> None:
         """Reports, at every scrape, how long ended rollouts are hidden from those who watch the feed."""

@@ -25,6 +25,7 @@ SESSIONS = 20
 ENDED = 20_000
 ASKED = 100
 USAGE_ROWS, RUNS, MODELS = 20_000, 100, 4
+SCHEDULES, RUNS_KEPT = 500, 100
 IDLE_RUN = 7
 RESPONSES = 20_000
 LOWEST, HIGHEST = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -104,6 +105,19 @@ GROW = (
     from generate_series(1, $1::int) n
     left join (select q.id, row_number() over () as n from item q where q.session is not null) i using (n)
     """,
+    # The first of the schedules is due, and of the runs of each the last one is starting.
+    """
+    insert into schedule (
+        project_id, name, spec, cron, time_zone, overlap_policy, missed_policy, rollout_count, next_due
+    )
+    select 1, 's' || n, '', '* * * * *', 'UTC', 1, 1, 1, now() + (n - 1) * interval '1 hour'
+    from generate_series(1, $1::int) n
+    """,
+    """
+    insert into schedule_run (schedule_id, due_at, state, retry_at)
+    select s.id, now() - n * interval '1 minute', case n when 1 then 1 else 2 end, case n when 1 then now() end
+    from schedule s cross join generate_series(1, $1::int) n
+    """,
 )
 # Rollouts of another project that have ended, with a chunk each, and others whose spans are in segments.
 GROW_SPANS = (
@@ -175,6 +189,15 @@ def span_statements() -> dict[str, Hot]:
     }
 
 
+HOT_OF_SCHEDULES = {
+    "due_schedules": Hot(arguments=(ASKED,), others={"schedule": 1}),
+    "continue_schedule_runs": Hot(arguments=(10.0, ASKED), others={"schedule_run": 3 * ASKED}),
+    "list_schedule_runs": Hot(arguments=(1, 20), others={"schedule_run": 20}),
+    "remove_old_schedule_runs": Hot(arguments=(1, RUNS_KEPT), others={"schedule_run": 3 * RUNS_KEPT}),
+    "schedule_is_running": Hot(arguments=(1,), others={"schedule_run": 2}),
+}
+
+
 def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) -> dict[str, Hot]:
     """Names every hot statement with arguments that find something."""
     count = len(leased)
@@ -202,6 +225,9 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             ),
             items=4 * ASKED,
             index="item_pkey",
+        ),
+        "bound_attempts": Hot(
+            arguments=(leased, others, [1] * count, [1000] * count), items=4 * ASKED, index="item_pkey"
         ),
         "claim_hedges": Hot(arguments=(hedged, others, [0.0] * count), items=3 * ASKED, index="item_pkey"),
         "end_hedged_attempts": Hot(
@@ -273,6 +299,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "end_sessions": Hot(arguments=(own[:5],)),
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
         **span_statements(),
+        **HOT_OF_SCHEDULES,
     }
 
 
@@ -381,6 +408,8 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
     for statement in GROW_SPANS:
         await connection.execute(statement, SPANNED)
     await connection.execute(GROW[13], USAGE_ROWS)
+    await connection.execute(GROW[14], SCHEDULES)
+    await connection.execute(GROW[15], RUNS_KEPT + 20)
 
 
 async def _ids(connection: Any, condition: str) -> list[UUID]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -182,3 +183,29 @@ async def test_keda_is_refused_without_a_good_token_or_with_keys_that_nobody_kno
     assert caught.value.code() is denied
     written = "".join(capfd.readouterr()) + caplog.text
     assert not any(each in written for each in (secret, bound, good, key))
+
+
+async def test_a_forecast_is_asked_for_by_rpc_and_by_keda_and_told_once_it_was_compared(
+    store: StoreHandle, stubs: Stubs, scaler: externalscaler_pb2_grpc.ExternalScalerStub
+) -> None:
+    ahead = Duration(seconds=60)
+    answer = await demand(stubs, project="projects/*", forecast_horizon=ahead)
+    assert not answer.HasField("forecast_slot_count")
+    assert not answer.HasField("forecast_error")
+    # The role samples every 15 s; here they come at once.
+    fleet = store.parts.roles["fleet-demand"]
+    await create(stubs, 10)
+    await until(stubs, 1, 10, project="projects/*", forecast_horizon=ahead)
+    census = await fleet.census()
+    for number in range(60):
+        work = replace(census.work[0], queued=number)
+        fleet.sample(replace(census, work=[work]))
+    answer = await demand(stubs, project="projects/*", forecast_horizon=ahead)
+    assert answer.forecast_slot_count > 59
+    assert answer.desired_slot_count == answer.forecast_slot_count
+    assert 0 < answer.forecast_error < answer.naive_forecast_error
+    scaled_object = scaled(store.token(Role.READER, project="projects/*"), project="projects/*", forecastSeconds="60")
+    metrics = await scaler.GetMetrics(keda.GetMetricsRequest(scaledObjectRef=scaled_object))
+    assert metrics.metricValues[0].metricValue == answer.forecast_slot_count
+    with pytest.raises(ArgumentInvalid, match="forecast_horizon"):
+        await demand(stubs, forecast_horizon=Duration(seconds=3601))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import given
 
 from fulmen_store.runners.demand import DemandQuery, QueueCensus, WaitingWork, by_labels, demand_of
-from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.fleet_demand import MAX_FORECASTS, FleetDemand
 from fulmen_store.scheduling.duration_sketch import DurationSketch, bucket_of
 from tests.support.store.manual_clock import ManualClock
 
@@ -153,3 +154,34 @@ async def test_a_queue_that_is_long_to_count_is_counted_rarely() -> None:
         tables.clock.now_s += 0.1
         await demands.demand(DemandQuery())
         assert tables.counts == 2
+
+
+async def test_a_forecast_wants_runners_earlier_and_never_fewer() -> None:
+    tables = Tables()
+    demands = FleetDemand(table=tables, durations=tables, clock=tables.clock)
+    query = DemandQuery(target_drain_s=1, slots_per_runner=1, default_duration_s=100, forecast_s=120)
+    plain, _ = await demands.demand(DemandQuery(target_drain_s=1, slots_per_runner=1))
+    first, _ = await demands.demand(query)
+    assert (first.forecast_slots, first.errors, first.slots) == (None, None, plain.slots)
+    for queued in range(1, 100):
+        demands.sample(census(work(10 * queued)))
+    later, _ = await demands.demand(query)
+    assert later.errors is not None
+    assert later.errors.forecast < later.errors.naive
+    assert later.forecast_slots is not None
+    # After 990, 80 more come until then.
+    assert 1040 < later.forecast_slots <= 1071
+    assert later.slots == later.runners == later.forecast_slots
+    assert (await demands.demand(replace(query, max_runners=7)))[0].runners == 7
+    for queued in range(99, 0, -1):
+        demands.sample(census(work(10 * queued)))
+    falling, _ = await demands.demand(query)
+    assert falling.slots == plain.slots
+
+
+async def test_the_forecasts_of_other_queries_are_forgotten() -> None:
+    tables = Tables()
+    demands = FleetDemand(table=tables, durations=tables, clock=tables.clock)
+    for number in range(MAX_FORECASTS + 10):
+        await demands.demand(DemandQuery(forecast_s=60, labels=frozenset({f"a={number}"})))
+    assert len(demands._forecasts) == MAX_FORECASTS

@@ -114,3 +114,21 @@ async def test_what_could_not_be_written_is_written_later() -> None:
     durations.learn([ended(1, 4.0)])
     await durations.run_once()
     assert table.sketches[1].total == 2
+
+
+async def test_a_bound_needs_enough_attempts_and_is_never_below_a_second() -> None:
+    table, clock = MemoryDurations(), ManualClock()
+    tracker = DurationTracker(table, clock=clock)
+    assert tracker.bound_s(7, 0.95, 2.0) is None
+    tracker.learn([ended(7, 10.0)] * 19)
+    await tracker.run_once()
+    assert tracker.bound_s(7, 0.95, 2.0) is None
+    tracker.learn([ended(7, 10.0)])
+    await tracker.run_once()
+    assert tracker.bound_s(7, 0.95, 2.0) == pytest.approx(20.0, rel=0.02)
+    assert tracker.bound_s(7, 0.95, 0.0) == pytest.approx(30.0, rel=0.02)
+    # A hundredth of 20 attempts is none.
+    assert tracker.bound_s(7, 0.99, 2.0) is None
+    tracker.learn([ended(8, 0.001)] * 100)
+    await tracker.run_once()
+    assert tracker.bound_s(8, 0.99, 2.0) == 1.0

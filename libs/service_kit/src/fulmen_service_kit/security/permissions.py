@@ -184,6 +184,14 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetAttemptSecrets": _only(_RUNNER),
         "GetBackendKeys": _only(_SERVICE),
     },
+    "fulmen.store.v1.ScheduleService": {
+        "CreateSchedule": _to(*_WRITERS, audited=("schedule.name", "schedule.cron", "schedule.time_zone")),
+        "GetSchedule": _to(*_VIEWERS),
+        "ListSchedules": _to(*_VIEWERS),
+        "PauseSchedule": _to(*_WRITERS, audited=("name", "reason")),
+        "ResumeSchedule": _to(*_WRITERS, audited=("name",)),
+        "DeleteSchedule": _to(*_WRITERS, audited=("name",)),
+    },
     "fulmen.store.v1.RunLeaseService": {
         "CreateRunLease": _to(_SERVICE, audited=("training_run",)),
         "AcquireRunLease": _to(_SERVICE),

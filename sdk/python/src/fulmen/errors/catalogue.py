@@ -221,6 +221,18 @@ class SecretNotFound(NotFound):
     reason = "SECRET_NOT_FOUND"
 
 
+class ScheduleNotFound(NotFound):
+    """The schedule does not exist; `metadata["schedule"]` names it."""
+
+    reason = "SCHEDULE_NOT_FOUND"
+
+
+class ScheduleExists(FulmenError):
+    """The name is taken by a schedule with other content; `metadata["schedule"]` names it."""
+
+    code, reason = Code.ALREADY_EXISTS, "SCHEDULE_EXISTS"
+
+
 class CallNotFound(NotFound):
     """The call or conversation is not recorded, or was deleted; `metadata["name"]` names it."""
 

@@ -25,6 +25,7 @@ from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.run_lease_service_pb2_grpc import RunLeaseServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
+from fulmen.store.v1.schedule_service_pb2_grpc import ScheduleServiceStub
 from fulmen.store.v1.secret_service_pb2_grpc import SecretServiceStub
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen.store.v1.usage_service_pb2_grpc import UsageServiceStub
@@ -53,6 +54,7 @@ class Services:
     usage: UsageServiceStub
     calls: CallServiceStub
     secrets: SecretServiceStub
+    schedules: ScheduleServiceStub
     run_leases: RunLeaseServiceStub
     training_runs: TrainingRunServiceStub
     exchanges: GradientExchangeServiceStub
@@ -74,6 +76,7 @@ class Services:
             usage=UsageServiceStub(store),
             calls=CallServiceStub(store),
             secrets=SecretServiceStub(store),
+            schedules=ScheduleServiceStub(store),
             run_leases=RunLeaseServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             exchanges=GradientExchangeServiceStub(algorithm),

@@ -106,7 +106,7 @@ class Fragments:
 
 SQL: Final = Fragments(
     "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
-    "scheduling", "sealed_secrets", "segments", "spans", "usage",
+    "schedules", "scheduling", "sealed_secrets", "segments", "spans", "usage",
 )  # fmt: skip
 FRAGMENTS: Final = Fragments("rollouts/fragments")
 CALL_FRAGMENTS: Final = Fragments("calls/fragments")

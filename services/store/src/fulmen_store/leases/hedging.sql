@@ -29,9 +29,9 @@ with k as (
         hedge_session = k.session, hedge_epoch = greatest(i.epoch, i.hedge_epoch) + 1, hedge_leased_at = now(),
         changed = pg_current_xact_id()
     from k where i.ctid = k.c
-    returning i.id, i.hedge_session as session, i.hedge_epoch as epoch, i.project_id
+    returning i.id, i.hedge_session as session, i.hedge_epoch as epoch, i.project_id, i.task_type
 )
-select u.id, u.session, u.epoch, u.project_id, r.request
+select u.id, u.session, u.epoch, u.project_id, u.task_type, r.request
 from u
 cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r;
 

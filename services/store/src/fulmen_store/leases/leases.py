@@ -54,6 +54,7 @@ class Grant:
     Attributes:
         epoch: Attempt number and fencing epoch.
         request: Stored request, opaque here.
+        task_type: Number of its task type; None if it has none.
     """
 
     rollout_id: UUID
@@ -61,6 +62,7 @@ class Grant:
     epoch: int
     project_id: int
     request: bytes
+    task_type: int | None = None
 
     @property
     def attempt(self) -> LeasedAttempt:

@@ -21,11 +21,23 @@ with k as (
     update item i set
         session = k.session, epoch = greatest(i.epoch, i.hedge_epoch) + 1, leased_at = now(), changed = pg_current_xact_id()
     from k where i.ctid = k.c
-    returning i.id, i.session, i.epoch, i.project_id
+    returning i.id, i.session, i.epoch, i.project_id, i.task_type
 )
-select u.id, u.session, u.epoch, u.project_id, r.request
+select u.id, u.session, u.epoch, u.project_id, u.task_type, r.request
 from u
 cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r;
+
+-- name: bound_attempts
+-- Unless their leases have ended.
+with k as (
+    select x.epoch, x.bound_ms, i.c
+    from unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[]) as x (id, session, epoch, bound_ms)
+    cross join lateral (
+        select q.ctid as c, q.session, q.epoch from item q where q.id = x.id limit 1 for update skip locked
+    ) i
+    where i.session = x.session and i.epoch = x.epoch
+)
+update item i set bound_ms = k.bound_ms, bound_epoch = k.epoch from k where i.ctid = k.c returning i.id;
 
 -- name: held_leases
 select

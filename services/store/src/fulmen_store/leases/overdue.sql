@@ -12,7 +12,8 @@ where i.session is not null and abs(extract(epoch from now())::float8 - $5::floa
     and (
         i.cancel_by <= now()
         or i.deadline <= now()
-        or i.leased_at + i.timeout_ms * interval '1 millisecond' + $1::float8 * interval '1 second'
+        or i.leased_at
+            + least(i.timeout_ms, case when i.bound_epoch = i.epoch then i.bound_ms end) * interval '1 millisecond' + $1::float8 * interval '1 second'
             + case when i.leased_at < to_timestamp($3::float8) then $4::float8 else 0 end * interval '1 second' <= now()
     )
 limit $2;

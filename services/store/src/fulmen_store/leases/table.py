@@ -175,6 +175,17 @@ class PgLeaseTable:
         return [_held(row) for row in rows]
 
 
+class AttemptBoundTable:
+    """Writes what durations of task types bound attempts to."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, bounds: Sequence[tuple[UUID, UUID, int, int]]) -> None:
+        """Records bounds, each of a rollout, a session and an epoch, milliseconds; those of ended leases are dropped."""
+        await self._database.fetch("bound_attempts", *columns(bounds, 4))
+
+
 class SessionTable:
     """Reads and writes runner sessions."""
 
@@ -244,6 +255,7 @@ def grant_of(row: asyncpg.Record) -> Grant:
         epoch=row["epoch"],
         project_id=row["project_id"],
         request=row["request"],
+        task_type=row["task_type"],
     )
 
 

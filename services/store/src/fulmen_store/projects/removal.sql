@@ -74,6 +74,11 @@ where r.ctid = any (array(select q.ctid from resource q where q.project_id = $1 
 -- name: remove_secrets
 delete from secret s where s.ctid = any (array(select q.ctid from secret q where q.project_id = $1 limit $2)) returning 1;
 
+-- name: remove_schedules
+-- With their runs.
+delete from schedule s
+where s.ctid = any (array(select q.ctid from schedule q where q.project_id = $1 limit $2)) returning 1;
+
 -- name: remove_request_log
 delete from request_log l
 where l.ctid = any (array(select q.ctid from request_log q where q.project_id = $1 limit $2)) returning 1;

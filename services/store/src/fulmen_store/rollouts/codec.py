@@ -70,6 +70,8 @@ def new_rollout(message: rollout_pb2.Rollout) -> NewRollout:
         deadline=_moment(message, "deadline_time", at="rollouts[]"),
         hedged=policy.hedged,
         model_token_budget=policy.model_token_budget,
+        timeout_quantile=policy.attempt_timeout_quantile,
+        timeout_factor=policy.attempt_timeout_factor,
     )
 
 

@@ -47,13 +47,19 @@ class NameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAttempt:
-    """A running attempt, and the stored `AttemptProgress` message that its agent reported last; empty without one."""
+    """A running attempt.
+
+    Attributes:
+        progress: Stored `AttemptProgress` message that its agent reported last; empty without one.
+        timeout_ms: How long it may run by its policy, milliseconds; None if it is a hedged one.
+    """
 
     number: int
     session_id: UUID
     host: str
     started_at: datetime.datetime
     progress: bytes = b""
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,10 @@ from fulmen_store.run_leases.run_leases import RunFence
 
 __all__ = [
     "CHANGEABLE",
+    "DUE_TIME",
     "MAX_STORED_BYTES",
     "RETRY_OF",
+    "SCHEDULE",
     "NewRollout",
     "RolloutChange",
     "change_problems",
@@ -35,6 +37,10 @@ __all__ = [
 
 # Metadata key that names the rollout that this one runs again; it does not count against the caller's limit.
 RETRY_OF: Final = "fulmen.retry_of"
+# Those that name the schedule that created it, and the time at which it was due; they do not count either.
+SCHEDULE: Final = "fulmen.schedule"
+DUE_TIME: Final = "fulmen.due_time"
+OWN_METADATA: Final = frozenset({RETRY_OF, SCHEDULE, DUE_TIME})
 
 MAX_ROLLOUTS: Final = 1000
 MAX_INPUT_BYTES: Final = 256 * 1024
@@ -51,6 +57,7 @@ MAX_METADATA_BYTES: Final = 1024
 MAX_PRIORITY: Final = 100
 MAX_ATTEMPTS: Final = 100
 MAX_TIMEOUT_S: Final = 24 * 3600.0
+MAX_TIMEOUT_FACTOR: Final = 100
 MAX_BACKOFF_S: Final = 60.0
 MAX_TOKEN_BUDGET: Final = 10**12
 MAX_ID_AGE_MS: Final = 3600 * 1000
@@ -113,6 +120,8 @@ class NewRollout:
     deadline: datetime.datetime | None = None
     hedged: bool = False
     model_token_budget: int = 0
+    timeout_quantile: float = 0.0
+    timeout_factor: float = 0.0
     retry_of: UUID | None = None
     retry_once: bool = False
 
@@ -337,7 +346,7 @@ def _map_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     for key, value in rollout.required_labels.items():
         if not _LABEL_KEY.fullmatch(key) or len(value) > MAX_TEXT or not value.isprintable():
             yield f"required_labels[{key[:MAX_TEXT]}]", "is not a key of [A-Za-z0-9._/-] with a printable value"
-    if sum(key != RETRY_OF for key in rollout.metadata) > MAX_METADATA:
+    if len(rollout.metadata.keys() - OWN_METADATA) > MAX_METADATA:
         yield "metadata", f"has more than {MAX_METADATA} entries"
     for key, value in rollout.metadata.items():
         if len(key.encode()) + len(value.encode()) > MAX_METADATA_BYTES:
@@ -353,6 +362,12 @@ def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
         yield "policy.retry_backoff", f"is {rollout.retry_backoff_s:g} s, allowed are 0 s to 60 s"
     if not 0 <= rollout.model_token_budget <= MAX_TOKEN_BUDGET:
         yield "policy.model_token_budget", f"is {rollout.model_token_budget}, allowed are 1 to {MAX_TOKEN_BUDGET}"
+    if rollout.timeout_quantile and not 0 < rollout.timeout_quantile < 1:
+        yield "policy.attempt_timeout_quantile", f"is {rollout.timeout_quantile:g}, allowed are above 0 to below 1"
+    if rollout.timeout_factor and not 1 <= rollout.timeout_factor <= MAX_TIMEOUT_FACTOR:
+        yield "policy.attempt_timeout_factor", f"is {rollout.timeout_factor:g}, allowed are 1 to {MAX_TIMEOUT_FACTOR}"
+    if rollout.timeout_factor and not rollout.timeout_quantile:
+        yield "policy.attempt_timeout_factor", "needs attempt_timeout_quantile"
     for kind in rollout.retry_on:
         if not FailureKind.AGENT_ERROR <= kind <= FailureKind.RELEASED:
             yield "policy.retry_on", f"{kind} is not a known failure kind"

@@ -131,6 +131,16 @@ class Rollouts:
             raise
         return first
 
+    async def create_with_ids(self, rollouts: Sequence[NewRollout], ids: Sequence[UUID]) -> None:
+        """Creates rollouts with these ids, all or none of those that do not exist; repeating it changes nothing.
+
+        Raises: as `create`.
+        """
+        check_rollouts(rollouts, request_id="", now_ms=None)
+        await self._resolve(rollouts)
+        _set_ids(rollouts, ids)
+        await self._create_missing(rollouts, doubted=True)
+
     async def first_result(self, project_id: int, request_id: str, *, method: str) -> tuple[list[UUID], bool]:
         """Returns the ids recorded for a request id, and True if their rollouts exist."""
         first = await self._table.logged_request(project_id, method, request_id)
@@ -331,7 +341,14 @@ def _delay_s(item: NewRollout, now: datetime.datetime) -> float:
 
 def _first_grants(items: Sequence[NewRollout], created: Set[UUID]) -> list[Grant]:
     return [
-        Grant(rollout_id=item.id, session_id=item.matched, epoch=1, project_id=item.project_id, request=item.request)
+        Grant(
+            rollout_id=item.id,
+            session_id=item.matched,
+            epoch=1,
+            project_id=item.project_id,
+            request=item.request,
+            task_type=item.task_type,
+        )
         for item in items
         if item.matched is not None and item.id in created
     ]

@@ -80,7 +80,7 @@ select
     x.n, coalesce(sum(octet_length(r.request)) over (order by x.n rows between unbounded preceding and 1 preceding), 0)
         as bytes_before,
     r.id, r.project_id, r.request, r.created_at, i.epoch, i.session, i.leased_at, i.host, i.delayed, i.run_at, i.progress,
-    i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, i.hedge_progress, r.sort_priority,
+    i.timeout_ms, i.hedge_epoch, i.hedge_session, i.hedge_leased_at, i.hedge_host, i.hedge_progress, r.sort_priority,
     e.state as end_state, e.failure_kind, e.ended_at, e.reward, e.duration_s, e.failure_message,
     u.prompt_token_count, u.completion_token_count, u.cost_micros,
     array(
@@ -99,6 +99,7 @@ left join lateral (
     select
         q.epoch, q.session, q.leased_at, q.run_at > now() as delayed, q.run_at, q.progress,
         (select s.host from runner_session s where s.id = q.session) as host,
+        least(q.timeout_ms, case when q.bound_epoch = q.epoch then q.bound_ms end) as timeout_ms,
         q.hedge_epoch, q.hedge_session, q.hedge_leased_at, q.hedge_progress,
         (select s.host from runner_session s where s.id = q.hedge_session) as hedge_host
     from item q where q.id = x.id limit 1

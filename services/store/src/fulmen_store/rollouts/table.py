@@ -297,6 +297,8 @@ def _running(row: asyncpg.Record, prefix: str) -> RunningAttempt:
         host=row[f"{prefix}host"] or "",
         started_at=row[f"{prefix}leased_at"],
         progress=row.get(f"{prefix}progress") or b"",
+        # Lists do not read it.
+        timeout_ms=None if prefix else row.get("timeout_ms"),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from fulmen_store.runners.forecast import DemandForecast, ForecastErrors
 from fulmen_store.scheduling.fair_queue import Labels
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "WaitingWork",
     "by_labels",
     "demand_of",
+    "with_forecast",
 ]
 
 DEFAULT_DURATION_S: Final = 60.0
@@ -67,6 +69,7 @@ class DemandQuery:
         labels: Labels of the runners to be started.
         target_drain_s: Time in which the queue should drain, seconds.
         default_duration_s: Duration of attempts of unknown task types, seconds.
+        forecast_s: How far ahead the demand is forecast, seconds; 0: not at all.
     """
 
     project: str | None = None
@@ -76,17 +79,26 @@ class DemandQuery:
     default_duration_s: float = DEFAULT_DURATION_S
     min_runners: int = 0
     max_runners: int = 10_000
+    forecast_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand; `predicted_work_s` is the sum of the durations of the queued rollouts."""
+    """The demand.
+
+    Attributes:
+        predicted_work_s: Sum of the durations of the queued rollouts, seconds.
+        forecast_slots: Slots that will be wanted, of which there are at least as many in `slots`; None without a forecast.
+        errors: Those of the forecasts of the last hour; None if too few were made.
+    """
 
     runners: int
     slots: int
     queued: int
     running: int
     predicted_work_s: float
+    forecast_slots: int | None = None
+    errors: ForecastErrors | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +139,26 @@ def demand_of(census: QueueCensus, query: DemandQuery) -> Demand:
         if fits and query.project in (None, work.project):
             _add(projects[work.project], work, duration_s(work))
     slots = sum(each.slots(query.target_drain_s) for each in projects.values())
-    runners = math.ceil(slots / query.slots_per_runner)
     return Demand(
-        runners=max(query.min_runners, min(query.max_runners, runners)),
+        runners=_runners(slots, query),
         slots=slots,
         queued=sum(each.queued for each in projects.values()),
         running=sum(each.running for each in projects.values()),
         predicted_work_s=sum(each.work_s for each in projects.values()),
     )
+
+
+def with_forecast(demand: Demand, query: DemandQuery, forecast: DemandForecast) -> Demand:
+    """Returns a demand that is prepared for what is forecast; never less than it is now."""
+    ahead = forecast.ahead()
+    # Not rounded up: what fades would want a slot for ever.
+    wanted = None if ahead is None else round(ahead)
+    slots = max(demand.slots, wanted or 0)
+    return replace(demand, slots=slots, runners=_runners(slots, query), forecast_slots=wanted, errors=forecast.errors())
+
+
+def _runners(slots: int, query: DemandQuery) -> int:
+    return max(query.min_runners, min(query.max_runners, math.ceil(slots / query.slots_per_runner)))
 
 
 def by_labels(census: QueueCensus) -> list[LabelDemand]:

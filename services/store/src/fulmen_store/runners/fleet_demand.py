@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.clock import Clock
-from fulmen_store.runners.demand import Demand, DemandQuery, LabelDemand, QueueCensus, WaitingWork, by_labels, demand_of
+from fulmen_store.runners.demand import (
+    Demand,
+    DemandQuery,
+    LabelDemand,
+    QueueCensus,
+    WaitingWork,
+    by_labels,
+    demand_of,
+    with_forecast,
+)
+from fulmen_store.runners.forecast import Compared, DemandForecast
 from fulmen_store.scheduling.table import DemandTable, DurationTable
 
 __all__ = [
@@ -24,6 +35,8 @@ __all__ = [
 FRESH_S: Final = 1.0
 TTL_PER_COST: Final = 20.0
 COUNT_INTERVAL_S: Final = 15.0
+# Of those asked for most recently; others begin anew.
+MAX_FORECASTS: Final = 64
 # Durations are read for the task types with the most waiting rollouts; the others use their project's mean.
 TYPES_LOOKED_UP: Final = 1000
 
@@ -38,15 +51,19 @@ class FleetDemand:
         self._lock = asyncio.Lock()
         self._census: QueueCensus | None = None
         self._stale_at = -math.inf
+        self._forecasts: OrderedDict[DemandQuery, DemandForecast] = OrderedDict()
+        self._compared = Compared()
 
     async def run(self) -> None:
         """Counts until cancelled."""
         while True:
             try:
                 await self._table.fold()
-                await self.census()
+                self.sample(await self.census())
             except DatabaseUnavailable:
                 self._census = None
+                # Samples are at equal intervals.
+                self._forecasts.clear()
             await asyncio.sleep(COUNT_INTERVAL_S)
 
     def shown(self) -> list[LabelDemand]:
@@ -74,7 +91,31 @@ class FleetDemand:
             DatabaseUnavailable: If the rollouts cannot be counted.
         """
         census = await self.census()
-        return demand_of(census, query), max(0.0, self._clock() - census.counted_at)
+        demand = demand_of(census, query)
+        if query.forecast_s:
+            demand = with_forecast(demand, query, self._forecast(query))
+        return demand, max(0.0, self._clock() - census.counted_at)
+
+    def sample(self, census: QueueCensus) -> None:
+        """Adds a count to the series of what is forecast."""
+        for query, forecast in self._forecasts.items():
+            compared = forecast.add(demand_of(census, query).slots)
+            if compared is not None:
+                pairs = zip(self._compared, compared, strict=True)
+                self._compared = Compared(*(total + more for total, more in pairs))
+
+    def forecast_totals(self) -> Compared:
+        """Returns the sums over all samples that were compared with their forecasts."""
+        return self._compared
+
+    def _forecast(self, query: DemandQuery) -> DemandForecast:
+        """Returns the series of a query, which begins when it is first asked for."""
+        key = replace(query, min_runners=0, max_runners=DemandQuery().max_runners)
+        found = self._forecasts.setdefault(key, DemandForecast(horizon_s=query.forecast_s, interval_s=COUNT_INTERVAL_S))
+        self._forecasts.move_to_end(key)
+        while len(self._forecasts) > MAX_FORECASTS:
+            self._forecasts.popitem(last=False)
+        return found
 
     async def _count(self, now: float) -> QueueCensus:
         work = await self._table.work()

@@ -24,6 +24,10 @@ __all__ = [
 ]
 
 MEDIAN: Final = 0.5
+MIN_SAMPLES: Final = 20
+DEFAULT_FACTOR: Final = 3.0
+# Attempts of milliseconds take longer when their machine is busy.
+MIN_BOUND_S: Final = 1.0
 
 WRITE_INTERVAL_S: Final = 1.0
 READ_INTERVAL_S: Final = 10.0
@@ -57,6 +61,20 @@ class DurationTracker:
         if known is None and len(self._unread) < TYPES_REMEMBERED:
             self._unread.add(task_type)
         return known
+
+    def bound_s(self, task_type: int, quantile: float, factor: float) -> float | None:
+        """Returns `factor` times a quantile of a task type, seconds; None while too few attempts are known.
+
+        Args:
+            task_type: Number of the task type.
+            quantile: Share of the attempts that are no longer, between 0 and 1.
+            factor: At least 1; 0 for `DEFAULT_FACTOR`.
+        """
+        sketch = self.sketch(task_type)
+        # Rounded: (1 - 0.95) * 20 is a little less than 1.
+        if sketch is None or sketch.total < MIN_SAMPLES or round((1 - quantile) * sketch.total, 9) < 1:
+            return None
+        return max(MIN_BOUND_S, (factor or DEFAULT_FACTOR) * sketch.quantile_s(quantile))
 
     def predicted_s(self, task_type: int | None) -> float:
         """Returns the median duration of a task type, seconds; 0 if unknown."""

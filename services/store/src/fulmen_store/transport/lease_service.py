@@ -8,7 +8,6 @@ from uuid import UUID
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError
 
 from fulmen.errors import ArgumentInvalid, Draining, FulmenError, SessionEnded
 from fulmen.ids import parse_attempt_name, parse_runner_name, runner_name
@@ -16,7 +15,6 @@ from fulmen.store.v1 import lease_pb2, lease_service_pb2_grpc
 from fulmen.store.v1 import lease_service_pb2 as pb
 from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, parts_of
 from fulmen_service_kit.security.auth import current_caller, require_project
-from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.leases.attempt_checks import check_attempt
 from fulmen_store.leases.attempt_ends import AttemptEnds
 from fulmen_store.leases.codec import report_of, unreadable_report
@@ -28,7 +26,6 @@ from fulmen_store.malformed import malformed
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
-    ASSIGNMENT_BYTES,
     MAX_CREDIT,
     Acknowledged,
     Acknowledgement,
@@ -42,8 +39,8 @@ from fulmen_store.scheduling.runner_streams import (
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_range
+from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.wire.leases import MAX_INFO_BYTES, acks_of, attempts_of, check_result, names_of, packed_load
-from fulmen_store.transport.wire.rollouts import write_assignment
 
 __all__ = ["LeaseService"]
 
@@ -72,7 +69,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         projects: ProjectNames,
         checks: AttemptCheckTable,
         progress: ProgressWriter,
-        signer: TokenSigner,
+        assignments: Assignments,
         drain_notice_s: float,
         stopping: asyncio.Event,
     ) -> None:
@@ -85,7 +82,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             projects: Names and numbers of projects.
             checks: Table for attempt checks.
             progress: Takes what agents report of their progress.
-            signer: Signs attempt keys.
+            assignments: Packs assignments.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
             stopping: Set when the replica shuts down.
         """
@@ -95,7 +92,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._project_names = projects
         self._checks = checks
         self._progress = progress
-        self._signer = signer
+        self._assignments = assignments
         self._drain_notice_s = drain_notice_s
         self._stopping = stopping
 
@@ -152,10 +149,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         else:
             while (notice := stream.outbox.take()) is not None:
                 if isinstance(notice, Assigned):
-                    messages = self._packed(notice.grants, unreadable)
+                    messages = self._assignments.packed(notice.grants, unreadable)
                     assignments += (one for message in messages for one in message.assign.assignments)
         finally:
             self._sessions.detach(stream)
+        await self._assignments.record_bounds()
         await self._fail(unreadable)
         return pb.AcquireLeasesResponse(assignments=assignments, runner=runner_name(session_id), lease_ttl=self._ttl())
 
@@ -307,6 +305,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             unreadable: list[Grant] = []
             for message in self._encode(notice, unreadable):
                 yield message
+            await self._assignments.record_bounds()
             if unreadable:
                 await self._fail(unreadable)
                 self._dispatcher.add_credit(stream, len(unreadable))
@@ -314,7 +313,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
     def _encode(self, notice: Notice, unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
         match notice:
             case Assigned():
-                yield from self._packed(notice.grants, unreadable)
+                yield from self._assignments.packed(notice.grants, unreadable)
             case Acknowledged():
                 for answers in parts_of(notice.answers, ACKS_IN_MESSAGE):
                     yield pb.StreamLeasesResponse(ack=pb.AcknowledgedAttempts(acks=acks_of(answers)))
@@ -372,24 +371,6 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         reports = [unreadable_report(grant) for grant in grants]
         for start in range(0, len(reports), MAX_REPORTS):
             await self._ends.report(reports[start : start + MAX_REPORTS])
-
-    def _packed(self, grants: Iterable[Grant], unreadable: list[Grant]) -> Iterable[pb.StreamLeasesResponse]:
-        """Yields assignments, but those whose stored requests are unreadable are added to that list."""
-        message, size_bytes = pb.StreamLeasesResponse(), 0
-        for grant in grants:
-            more_bytes = len(grant.request) + ASSIGNMENT_BYTES
-            if size_bytes and size_bytes + more_bytes > ANSWER_BYTES:
-                yield message
-                message, size_bytes = pb.StreamLeasesResponse(), 0
-            try:
-                write_assignment(message.assign.assignments.add(), grant, self._signer)
-            except DecodeError:
-                del message.assign.assignments[-1]
-                unreadable.append(grant)
-                continue
-            size_bytes += more_bytes
-        if message.assign.assignments:
-            yield message
 
     def _ttl(self) -> Duration:
         ttl = Duration()

@@ -35,7 +35,7 @@ REPEAT_S: Final = 60.0
 
 TOKEN: Final = "token"  # noqa: S105  # the name of a key, no secret
 OWN_KEYS: Final = frozenset(
-    {TOKEN, "project", "labels", "targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds"}
+    {TOKEN, "project", "labels", "targetDrainSeconds", "slotsPerRunner", "defaultDurationSeconds", "forecastSeconds"}
 )
 # KEDA passes on the complete metadata of the trigger, including its own keys.
 KEDA_KEYS: Final = frozenset(
@@ -120,6 +120,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
             target_drain_s=_number(given, "targetDrainSeconds"),
             slots_per_runner=_number(given, "slotsPerRunner"),
             default_duration_s=_number(given, "defaultDurationSeconds"),
+            forecast_s=_number(given, "forecastSeconds"),
         )
 
     async def _caller(self, rpc: str, token: str, address: str) -> Caller:

@@ -163,6 +163,7 @@ class Queue:
         self.wakeups.announced.subscribe(self.sender.announced)
         metrics.watch_database(lambda: int(database.is_writable))
         metrics.watch_demand(self.demand.shown)
+        metrics.watch_forecasts(self.demand.forecast_totals)
         metrics.watch_feed(lambda: self.feed_watch.lag_s)
         metrics.watch_queue(
             known=lambda: len(self.dispatcher),

@@ -18,6 +18,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
+    schedule_service_pb2_grpc,
     secret_service_pb2_grpc,
     span_service_pb2_grpc,
     stored_response_service_pb2_grpc,
@@ -33,7 +34,7 @@ from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
 from fulmen_store.leases.progress import ProgressTable, ProgressWriter
-from fulmen_store.leases.table import AttemptCheckTable
+from fulmen_store.leases.table import AttemptBoundTable, AttemptCheckTable
 from fulmen_store.projects.projects import Projects
 from fulmen_store.projects.removal import DeletedProjects, ProjectRemover
 from fulmen_store.projects.table import ProjectTable, TokenTable
@@ -56,6 +57,9 @@ from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
 from fulmen_store.run_leases.table import RunLeaseTable
+from fulmen_store.schedules.due_schedules import DueSchedules
+from fulmen_store.schedules.schedules import Schedules
+from fulmen_store.schedules.table import ScheduleTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
 from fulmen_store.segments.mover import SegmentMover
@@ -65,6 +69,7 @@ from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
+from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.call_service import CallService
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
@@ -77,6 +82,7 @@ from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
+from fulmen_store.transport.schedule_service import ScheduleService
 from fulmen_store.transport.secret_service import SecretService
 from fulmen_store.transport.span_service import SpanService, add_trace_service
 from fulmen_store.transport.stored_response_service import StoredResponseService
@@ -123,8 +129,11 @@ class Servicers:
         progress = ProgressWriter(ProgressTable(database))
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
-            checks=AttemptCheckTable(database), progress=progress, signer=queue.signer, drain_notice_s=settings.drain_notice_s,
+            checks=AttemptCheckTable(database), progress=progress, drain_notice_s=settings.drain_notice_s,
             stopping=stopping,
+            assignments=Assignments(
+                signer=queue.signer, durations=queue.durations, bounds=AttemptBoundTable(database)
+            ),
         )  # fmt: skip
         self.resources = ResourceService(
             resources=Resources(table=queue.resource_table, wakeups=wakeups),
@@ -139,6 +148,7 @@ class Servicers:
             tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
             table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
         )  # fmt: skip
+        self.schedules, due_schedules = _schedules(queue, database)
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
@@ -177,6 +187,7 @@ class Servicers:
             "response-committer": responses.committer,
             "response-retention": StoredResponseRetention(table=responses),
             "secret-resealer": resealer,
+            "due-schedules": due_schedules,
             "project-remover": ProjectRemover(
                 projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
             ),
@@ -192,6 +203,7 @@ class Servicers:
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
         proxy_service_pb2_grpc.add_ProxyServiceServicer_to_server(self.proxies, server)
+        schedule_service_pb2_grpc.add_ScheduleServiceServicer_to_server(self.schedules, server)
         secret_service_pb2_grpc.add_SecretServiceServicer_to_server(self.secrets, server)
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
@@ -261,3 +273,10 @@ def _segments(
         table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows, segment_bytes=settings.segment_bytes,
         after_s=settings.segment_after_s, metrics=queue.metrics,
     )  # fmt: skip
+
+
+def _schedules(queue: Queue, database: Database) -> tuple[ScheduleService, DueSchedules]:
+    """Returns the servicer of schedules, and the role that runs those that are due."""
+    table = ScheduleTable(database)
+    service = ScheduleService(schedules=Schedules(table), table=table, projects=queue.project_names)
+    return service, DueSchedules(table=table, rollouts=queue.rollouts, metrics=queue.metrics)

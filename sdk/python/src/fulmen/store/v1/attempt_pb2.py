@@ -24,22 +24,23 @@ _sym_db = _symbol_database.Default()
 
 from fulmen.store.v1 import failure_pb2 as fulmen_dot_store_dot_v1_dot_failure__pb2
 from fulmen.store.v1 import reward_pb2 as fulmen_dot_store_dot_v1_dot_reward__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/attempt.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1c\x66ulmen/store/v1/reward.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xde\x03\n\x07\x41ttempt\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.fulmen.store.v1.AttemptState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x03 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x17\n\x0f\x66\x61ilure_message\x18\x04 \x01(\t\x12\x0e\n\x06runner\x18\x05 \x01(\t\x12\x13\n\x0brunner_host\x18\x06 \x01(\t\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x07rewards\x18\t \x03(\x0b\x32\x17.fulmen.store.v1.Reward\x12\x0e\n\x06output\x18\n \x01(\x0c\x12\x1b\n\x13output_content_type\x18\x0b \x01(\t\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x32\n\x08progress\x18\r \x01(\x0b\x32 .fulmen.store.v1.AttemptProgress\x12-\n\x07printed\x18\x0e \x01(\x0b\x32\x1c.fulmen.store.v1.PrintedTail\"t\n\x0f\x41ttemptProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0b\n\t_fraction\"-\n\x0bPrintedTail\x12\x0e\n\x06stdout\x18\x01 \x01(\t\x12\x0e\n\x06stderr\x18\x02 \x01(\t*\x7f\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x01\x12\x1b\n\x17\x41TTEMPT_STATE_SUCCEEDED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66ulmen/store/v1/attempt.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1c\x66ulmen/store/v1/reward.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x04\n\x07\x41ttempt\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.fulmen.store.v1.AttemptState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x03 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\x17\n\x0f\x66\x61ilure_message\x18\x04 \x01(\t\x12\x0e\n\x06runner\x18\x05 \x01(\t\x12\x13\n\x0brunner_host\x18\x06 \x01(\t\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x07rewards\x18\t \x03(\x0b\x32\x17.fulmen.store.v1.Reward\x12\x0e\n\x06output\x18\n \x01(\x0c\x12\x1b\n\x13output_content_type\x18\x0b \x01(\t\x12\r\n\x05\x66inal\x18\x0c \x01(\x08\x12\x32\n\x08progress\x18\r \x01(\x0b\x32 .fulmen.store.v1.AttemptProgress\x12-\n\x07printed\x18\x0e \x01(\x0b\x32\x1c.fulmen.store.v1.PrintedTail\x12*\n\x07timeout\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\"t\n\x0f\x41ttemptProgress\x12\x15\n\x08\x66raction\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12/\n\x0bupdate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0b\n\t_fraction\"-\n\x0bPrintedTail\x12\x0e\n\x06stdout\x18\x01 \x01(\t\x12\x0e\n\x06stderr\x18\x02 \x01(\t*\x7f\n\x0c\x41ttemptState\x12\x1d\n\x19\x41TTEMPT_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_STATE_RUNNING\x10\x01\x12\x1b\n\x17\x41TTEMPT_STATE_SUCCEEDED\x10\x02\x12\x18\n\x14\x41TTEMPT_STATE_FAILED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.attempt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTEMPTSTATE']._serialized_start=790
-  _globals['_ATTEMPTSTATE']._serialized_end=917
-  _globals['_ATTEMPT']._serialized_start=145
-  _globals['_ATTEMPT']._serialized_end=623
-  _globals['_ATTEMPTPROGRESS']._serialized_start=625
-  _globals['_ATTEMPTPROGRESS']._serialized_end=741
-  _globals['_PRINTEDTAIL']._serialized_start=743
-  _globals['_PRINTEDTAIL']._serialized_end=788
+  _globals['_ATTEMPTSTATE']._serialized_start=866
+  _globals['_ATTEMPTSTATE']._serialized_end=993
+  _globals['_ATTEMPT']._serialized_start=177
+  _globals['_ATTEMPT']._serialized_end=699
+  _globals['_ATTEMPTPROGRESS']._serialized_start=701
+  _globals['_ATTEMPTPROGRESS']._serialized_end=817
+  _globals['_PRINTEDTAIL']._serialized_start=819
+  _globals['_PRINTEDTAIL']._serialized_end=864
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,6 @@
 from fulmen.store.v1 import failure_pb2 as _failure_pb2
 from fulmen.store.v1 import reward_pb2 as _reward_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -21,7 +22,7 @@ ATTEMPT_STATE_SUCCEEDED: AttemptState
 ATTEMPT_STATE_FAILED: AttemptState
 
 class Attempt(_message.Message):
-    __slots__ = ("name", "state", "failure_kind", "failure_message", "runner", "runner_host", "start_time", "end_time", "rewards", "output", "output_content_type", "final", "progress", "printed")
+    __slots__ = ("name", "state", "failure_kind", "failure_message", "runner", "runner_host", "start_time", "end_time", "rewards", "output", "output_content_type", "final", "progress", "printed", "timeout")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +37,7 @@ class Attempt(_message.Message):
     FINAL_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     PRINTED_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: AttemptState
     failure_kind: _failure_pb2.FailureKind
@@ -50,7 +52,8 @@ class Attempt(_message.Message):
     final: bool
     progress: AttemptProgress
     printed: PrintedTail
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., runner: _Optional[str] = ..., runner_host: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ..., final: bool = ..., progress: _Optional[_Union[AttemptProgress, _Mapping]] = ..., printed: _Optional[_Union[PrintedTail, _Mapping]] = ...) -> None: ...
+    timeout: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[AttemptState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., failure_message: _Optional[str] = ..., runner: _Optional[str] = ..., runner_host: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.Reward, _Mapping]]] = ..., output: _Optional[bytes] = ..., output_content_type: _Optional[str] = ..., final: bool = ..., progress: _Optional[_Union[AttemptProgress, _Mapping]] = ..., printed: _Optional[_Union[PrintedTail, _Mapping]] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AttemptProgress(_message.Message):
     __slots__ = ("fraction", "text", "update_time")

@@ -82,7 +82,7 @@ class WatchRunnersResponse(_message.Message):
     def __init__(self, runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., snapshot_complete: bool = ...) -> None: ...
 
 class GetFleetDemandRequest(_message.Message):
-    __slots__ = ("project", "labels", "target_drain", "slots_per_runner", "default_duration", "min_runners", "max_runners")
+    __slots__ = ("project", "labels", "target_drain", "slots_per_runner", "default_duration", "min_runners", "max_runners", "forecast_horizon")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class GetFleetDemandRequest(_message.Message):
     DEFAULT_DURATION_FIELD_NUMBER: _ClassVar[int]
     MIN_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNERS_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_HORIZON_FIELD_NUMBER: _ClassVar[int]
     project: str
     labels: _containers.ScalarMap[str, str]
     target_drain: _duration_pb2.Duration
@@ -104,20 +105,27 @@ class GetFleetDemandRequest(_message.Message):
     default_duration: _duration_pb2.Duration
     min_runners: int
     max_runners: int
-    def __init__(self, project: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., target_drain: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., slots_per_runner: _Optional[int] = ..., default_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ...) -> None: ...
+    forecast_horizon: _duration_pb2.Duration
+    def __init__(self, project: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., target_drain: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., slots_per_runner: _Optional[int] = ..., default_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., min_runners: _Optional[int] = ..., max_runners: _Optional[int] = ..., forecast_horizon: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class GetFleetDemandResponse(_message.Message):
-    __slots__ = ("desired_runner_count", "desired_slot_count", "queued_count", "running_count", "predicted_work", "age")
+    __slots__ = ("desired_runner_count", "desired_slot_count", "queued_count", "running_count", "predicted_work", "age", "forecast_slot_count", "forecast_error", "naive_forecast_error")
     DESIRED_RUNNER_COUNT_FIELD_NUMBER: _ClassVar[int]
     DESIRED_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_WORK_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    NAIVE_FORECAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     desired_runner_count: int
     desired_slot_count: int
     queued_count: int
     running_count: int
     predicted_work: _duration_pb2.Duration
     age: _duration_pb2.Duration
-    def __init__(self, desired_runner_count: _Optional[int] = ..., desired_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    forecast_slot_count: int
+    forecast_error: float
+    naive_forecast_error: float
+    def __init__(self, desired_runner_count: _Optional[int] = ..., desired_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., forecast_slot_count: _Optional[int] = ..., forecast_error: _Optional[float] = ..., naive_forecast_error: _Optional[float] = ...) -> None: ...

@@ -76,6 +76,7 @@ def _set(field: Duration, seconds: float) -> None:
     field.FromNanoseconds(max(0, round(seconds * 1e9)))
 
 
+MAX_FORECAST_S: Final = 3600
 DAY_S: Final = 86_400.0
 
 
@@ -120,6 +121,7 @@ def checked_query(
     target_drain_s: OptionalNumber,
     slots_per_runner: OptionalNumber,
     default_duration_s: OptionalNumber,
+    forecast_s: OptionalNumber,
     min_runners: int = DEFAULTS.min_runners,
     max_runners: int = DEFAULTS.max_runners,
 ) -> DemandQuery:
@@ -131,6 +133,7 @@ def checked_query(
     drain_s = _in_range(target_drain_s, DEFAULTS.target_drain_s, 1, DAY_S)
     slots = _in_range(slots_per_runner, DEFAULTS.slots_per_runner, 1, MAX_SLOTS)
     duration_s = _in_range(default_duration_s, DEFAULTS.default_duration_s, MIN_DURATION_S, DAY_S)
+    ahead_s = _in_range(forecast_s, DEFAULTS.forecast_s, 0, MAX_FORECAST_S)
     require_range("labels", len(labels), 0, MAX_LABELS)
     require_range("min_runners", min_runners, 0, MAX_RUNNERS)
     require_range("max_runners", max_runners, 1, MAX_RUNNERS)
@@ -146,6 +149,7 @@ def checked_query(
         default_duration_s=duration_s,
         min_runners=min_runners,
         max_runners=max_runners,
+        forecast_s=ahead_s,
     )
 
 
@@ -169,6 +173,7 @@ def demand_query(request: registry_pb.GetFleetDemandRequest) -> DemandQuery:
         target_drain_s=_duration(request, "target_drain"),
         slots_per_runner=("slots_per_runner", request.slots_per_runner or None),
         default_duration_s=_duration(request, "default_duration"),
+        forecast_s=_duration(request, "forecast_horizon"),
         min_runners=request.min_runners,
         max_runners=request.max_runners or MAX_RUNNERS,
     )
@@ -184,6 +189,10 @@ def demand_message(demand: Demand, age_s: float) -> registry_pb.GetFleetDemandRe
     )
     message.predicted_work.FromNanoseconds(round(demand.predicted_work_s * 1e9))
     message.age.FromNanoseconds(round(age_s * 1e9))
+    if demand.forecast_slots is not None:
+        message.forecast_slot_count = demand.forecast_slots
+    if demand.errors is not None:
+        message.forecast_error, message.naive_forecast_error = demand.errors.forecast, demand.errors.naive
     return message
 
 

@@ -29,6 +29,7 @@ from fulmen_store.rollouts.requests import MAX_STORED_BYTES, RETRY_OF
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind
 from fulmen_store.rollouts.watch import ChangePage, ChangeSelection
+from fulmen_store.scheduling.durations import DurationTracker
 
 __all__ = [
     "add_printed",
@@ -124,8 +125,12 @@ def counts_message(counts: RolloutCounts) -> selection_pb.CountRolloutsResponse:
     return message
 
 
-def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner) -> None:
+def write_assignment(
+    message: lease_pb2.Assignment, grant: Grant, signer: TokenSigner, durations: DurationTracker
+) -> float | None:
     """Encodes an assignment with the attempt key for model calls and spans.
+
+    Returns what the durations of its task type bound the attempt to, seconds; None if nothing, or its timeout is shorter.
 
     Raises:
         DecodeError: If the stored request is unreadable.
@@ -139,7 +144,8 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
     message.attempt = attempt = attempt_of(name, epoch)
     message.lease_id = lease_id
     message.epoch = epoch
-    timeout_s = _time_to_run_s(rollout, now_s=signer.clock())
+    bound_s = _bound_s(rollout.policy, grant, durations)
+    timeout_s = _time_to_run_s(rollout, bound_s, now_s=signer.clock())
     message.timeout.FromNanoseconds(round(timeout_s * 1e9))
     message.attempt_key = signer.attempt_key(
         attempt,
@@ -152,11 +158,23 @@ def write_assignment(message: lease_pb2.Assignment, grant: Grant, signer: TokenS
             token_budget=rollout.policy.model_token_budget, training_run=rollout.training_run, agent=rollout.agent
         ),
     )
+    return bound_s
 
 
-def _time_to_run_s(rollout: rollout_pb2.Rollout, *, now_s: float) -> float:
-    """Returns the time that an attempt may run: the policy's timeout, or the time to the deadline if it is shorter."""
-    policy_s = rollout.policy.attempt_timeout.seconds + rollout.policy.attempt_timeout.nanos / 1e9
+def _bound_s(policy: rollout_pb2.RolloutPolicy, grant: Grant, durations: DurationTracker) -> float | None:
+    if not policy.attempt_timeout_quantile or grant.task_type is None:
+        return None
+    known = durations.bound_s(grant.task_type, policy.attempt_timeout_quantile, policy.attempt_timeout_factor)
+    return known if known is not None and known < _policy_s(policy) else None
+
+
+def _policy_s(policy: rollout_pb2.RolloutPolicy) -> float:
+    return policy.attempt_timeout.seconds + policy.attempt_timeout.nanos / 1e9
+
+
+def _time_to_run_s(rollout: rollout_pb2.Rollout, bound_s: float | None, *, now_s: float) -> float:
+    """Returns the time that an attempt may run: its bound or the policy's timeout, or the time to the deadline if shorter."""
+    policy_s = _policy_s(rollout.policy) if bound_s is None else bound_s
     if not rollout.HasField("deadline_time"):
         return policy_s
     left_s = rollout.deadline_time.ToNanoseconds() / 1e9 - now_s
@@ -172,6 +190,8 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
         stored := read_column(attempt_pb2.AttemptProgress, view.progress, max_bytes=MAX_PROGRESS_BYTES)
     ):
         message.progress.CopyFrom(stored)
+    if view.timeout_ms is not None:
+        message.timeout.FromMilliseconds(view.timeout_ms)
     return message
 
 

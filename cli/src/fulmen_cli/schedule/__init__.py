@@ -1,0 +1,1 @@
+"""`fulmen schedule`."""

@@ -1,0 +1,1 @@
+"""Schedules: rollouts that are created at the times of a cron expression."""
