@@ -17,7 +17,7 @@ from fulmen.errors import ArgumentInvalid, PermissionDenied, TokenInvalid, TooMa
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen_service_kit.security.tokens import RUN_ROLES, Role, TokenSigner
 from tests.support.services import SERVICES, serving, target_of
-from tests.support.store.rpc_table import MAY_CALL as STORE
+from tests.support.store.rpc_roles import MAY_CALL as STORE
 from tests.support.store.rpcs import exchange, listed_rpcs
 from tests.support.store.running import SIGNING_KEY, StoreHandle, create, create_project
 

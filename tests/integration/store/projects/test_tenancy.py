@@ -34,10 +34,10 @@ from fulmen.store.v1 import (
 )
 from fulmen_service_kit.security.tokens import RUN_ROLES, Role, TokenSigner
 from tests.support.store.rollouts import renewing
+from tests.support.store.rpc_roles import MAY_CALL
 from tests.support.store.rpc_table import (
     EXPORT,
     LISTINGS,
-    MAY_CALL,
     PROBES,
     Things,
     absent,

@@ -22,6 +22,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2,
     run_lease_service_pb2,
     runner_registry_service_pb2,
+    schedule_service_pb2,
     secret_service_pb2,
     span_service_pb2,
     usage_service_pb2,
@@ -47,6 +48,7 @@ FORWARDED: Final[Mapping[Target, tuple[ServiceDescriptor, ...]]] = {
         project_service_pb2.DESCRIPTOR.services_by_name["ProjectService"],
         usage_service_pb2.DESCRIPTOR.services_by_name["UsageService"],
         call_service_pb2.DESCRIPTOR.services_by_name["CallService"],
+        schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"],
         secret_service_pb2.DESCRIPTOR.services_by_name["SecretService"],
         run_lease_service_pb2.DESCRIPTOR.services_by_name["RunLeaseService"],
     ),
@@ -94,6 +96,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     # Whole services.
     "fulmen.store.v1.LeaseService": _FOR_RUNNERS,
     "fulmen.store.v1.PeerService": _FOR_SERVICES,
+    "fulmen.store.v1.ProxyService": _FOR_SERVICES,
     "fulmen.store.v1.StoredResponseService": "called by the proxy, which serves stored responses itself",
     "fulmen.llm_proxy.v1.CaptureService": _FOR_RUNNERS,
     "fulmen.algorithm.v1.EngineService": "called by engines",
