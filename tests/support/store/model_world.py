@@ -272,6 +272,7 @@ class World:
             0,
             None,
             None,
+            None,
         )
         ended = await connection.fetch(SQL["end_attempts"], *([value] for value in row), 3)
         assert len(ended) == 1

@@ -21,6 +21,10 @@ insert into capture_account as old (proxy, scope, rollout_id, attempt, project_i
 select $1, $2, x.rollout_id, x.attempt, x.project_id, x.is_open, {x.counts}
 from unnest($3::uuid[], $4::int[], $5::int[], $6::boolean[], {counts[7]})
     as x (rollout_id, attempt, project_id, is_open, {counts})
+-- An attempt of another project, or of none, has no account.
+cross join lateral (
+    select 1 from rollout r where r.id = x.rollout_id and r.project_id is not distinct from x.project_id limit 1
+) r
 order by x.rollout_id, x.attempt, x.project_id
 on conflict (rollout_id, attempt, project_id, proxy, scope) do update set
     is_open = excluded.is_open,

@@ -60,7 +60,10 @@ where s.id = $1 and s.next_due = $2 for no key update skip locked;
 select exists (
     select from schedule_run r
     where r.schedule_id = $1
-        and r.due_at = (select max(q.due_at) from schedule_run q where q.schedule_id = $1 and q.state in (1, 2))
+        and r.due_at = (
+            select q.due_at from schedule_run q
+            where q.schedule_id = $1 and q.state in (1, 2) order by q.due_at desc limit 1
+        )
         and (r.state = 1 or exists (select from item i where i.id = any (r.rollout_ids)))
 ) as is_running;
 

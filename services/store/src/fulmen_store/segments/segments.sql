@@ -106,8 +106,10 @@ having bool_or(k.is_dead) or count(*) >= $2
 order by k.day, k.project_id limit $3;
 
 -- name: extents_of_segments
-select e.rollout_id, e.segment_id, e.start_byte, e.heads from span_extent e
-where e.segment_id = any ($1::bigint[])
+-- Each by itself: in one scan, a plan could take the order from the primary key and read all extents.
+select e.rollout_id, e.segment_id, e.start_byte, e.heads
+from unnest($1::bigint[]) as x (segment_id)
+cross join lateral (select * from span_extent q where q.segment_id = x.segment_id offset 0) e
 order by e.rollout_id, e.segment_id;
 
 -- name: take_extents
