@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import asyncpg
@@ -10,7 +11,7 @@ from fulmen_store.database.database import Database
 from fulmen_store.database.queries import SQL
 from fulmen_store.scheduling.table import DemandTable
 from tests.support.store.rollouts import moment
-from tests.support.store.running import Runner, Stubs, cancel, create, queue_stats
+from tests.support.store.running import LIMIT_S, Runner, Stubs, cancel, create, queue_stats
 
 RUN = "projects/default/trainingRuns/{}"
 COUNTED = """
@@ -33,15 +34,15 @@ async def test_counts_are_those_of_the_rows_whatever_becomes_of_them(
     await create(stubs, 3, training_run=RUN.format("b"), not_before_time=moment(3600))
     runner = await Runner(stubs).open()
     taken = await runner.take(3)
-    assert await figures(stubs) == (1, 3, 3)
+    await shown(stubs, (1, 3, 3))
     await runner.complete(taken[:1])
     await runner.complete(taken[1:2], failure_kind=4)
     await cancel(stubs, *names)
-    assert await figures(stubs) == (0, 1, 3)
-    assert await figures(stubs, training_run=RUN.format("a")) == (0, 1, 0)
-    assert await figures(stubs, training_run=RUN.format("b")) == (0, 0, 3)
+    await shown(stubs, (0, 1, 3))
+    await shown(stubs, (0, 1, 0), training_run=RUN.format("a"))
+    await shown(stubs, (0, 0, 3), training_run=RUN.format("b"))
     await runner.complete(taken[2:], failure_kind=6)
-    assert await figures(stubs, training_run=RUN.format("a")) == (0, 0, 0)
+    await shown(stubs, (0, 0, 0), training_run=RUN.format("a"))
     assert await connection.fetchval("select sum(live) from live_count") == 3
 
 
@@ -68,7 +69,11 @@ async def test_folded_counts_are_the_same_and_one_row_per_kind(
     assert await connection.fetchval("select count(*) from live_count") == 0
 
 
-async def figures(stubs: Stubs, **selection: Any) -> tuple[int, int, int]:
-    """Returns how many rollouts wait, run and are delayed."""
-    stats = await queue_stats(stubs, **selection)
-    return stats.queued_count, stats.running_count, stats.delayed_count
+async def shown(stubs: Stubs, expected: tuple[int, int, int], **selection: Any) -> None:
+    """Waits until so many rollouts wait, run and are delayed: a count that took long is kept for a while."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            stats = await queue_stats(stubs, **selection)
+            if (stats.queued_count, stats.running_count, stats.delayed_count) == expected:
+                return
+            await asyncio.sleep(0.05)
