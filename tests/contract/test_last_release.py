@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import pkgutil
 from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
@@ -14,26 +16,19 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from fulmen.algorithm.v1 import gradient_exchange_pb2, gradient_exchange_service_pb2, training_run_service_pb2
-from fulmen.errors.v1 import reasons_pb2
 from fulmen.ids import runner_name, uuid7
-from fulmen.llm_proxy.v1 import backend_service_pb2, capture_service_pb2, completion_service_pb2, route_service_pb2
-from fulmen.runner.v1 import agent_spec_pb2, runner_service_pb2
-from fulmen.store.v1 import lease_service_pb2
-from fulmen.type.v1 import model_call_pb2
 from tests.support.last_release import OldClient, descriptors, old_token
 from tests.support.store.running import LIMIT_S, SIGNING_KEY, StoreHandle, running_store
 
-# Importing a file puts it into the default pool.
-IN_THE_POOL = (
-    reasons_pb2, agent_spec_pb2, backend_service_pb2, capture_service_pb2, completion_service_pb2, gradient_exchange_pb2,
-    gradient_exchange_service_pb2,
-    lease_service_pb2, model_call_pb2, route_service_pb2, runner_service_pb2, training_run_service_pb2,
-)  # fmt: skip
 PACKAGES = (
     "fulmen.store.v1", "fulmen.errors.v1", "fulmen.type.v1", "fulmen.runner.v1", "fulmen.llm_proxy.v1",
     "fulmen.algorithm.v1",
 )  # fmt: skip
+# Importing a file puts it into the default pool.
+for _package in PACKAGES:
+    for _module in pkgutil.iter_modules(importlib.import_module(_package).__path__):
+        if _module.name.endswith("_pb2"):
+            importlib.import_module(f"{_package}.{_module.name}")
 Released = Descriptor | EnumDescriptor | MethodDescriptor
 
 
