@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,23 @@ NameArgument = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesOptions:
+    """When rollouts are created."""
+
+    cron: Annotated[
+        str,
+        typer.Option(help="Minute, hour, day of the month, month and day of the week, as in cron: '0 3 * * MON-FRI'."),
+    ]
+    time_zone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin; by default UTC.")] = ""
+    skip_overlapping: Annotated[
+        bool, typer.Option("--skip-overlapping", help="Create none while rollouts of an earlier time have not ended.")
+    ] = False
+    skip_missed: Annotated[
+        bool, typer.Option("--skip-missed", help="Make up for no time at which the store was down.")
+    ] = False
+
+
 def register(app: typer.Typer) -> None:
     """Adds the group."""
     group = new_group("Schedules: rollouts that are created at the times of a cron expression.")
@@ -43,20 +61,10 @@ async def create(
     connection: Connection,
     name: NameArgument,
     agent: Annotated[str, typer.Argument(help="The agent's name, or resources/agent.NAME/versions/N.")],
-    cron: Annotated[
-        str,
-        typer.Option(help="Minute, hour, day of the month, month and day of the week, as in cron: '0 3 * * MON-FRI'."),
-    ],
-    time_zone: Annotated[str, typer.Option(help="Time zone of --cron, such as Europe/Berlin; by default UTC.")] = "",
+    times: TimesOptions,
     task: Annotated[str | None, typer.Option(help="The input, JSON; - reads it from standard input.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="JSONL file, one rollout per line; at most 100.")] = None,
     mode: Annotated[Mode, typer.Option(help="Mode of the rollouts.")] = Mode.TEST,
-    skip_overlapping: Annotated[
-        bool, typer.Option("--skip-overlapping", help="Create none while rollouts of an earlier time have not ended.")
-    ] = False,
-    skip_missed: Annotated[
-        bool, typer.Option("--skip-missed", help="Make up for no time at which the store was down.")
-    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Creates a schedule. Of an agent, the version that is the latest now is pinned.
@@ -73,10 +81,10 @@ async def create(
     inputs = task_inputs(task, tasks)
     schedule = pb.Schedule(
         name=_full_name(name, connection),
-        cron=cron,
-        time_zone=time_zone,
-        overlap_policy=pb.OVERLAP_POLICY_SKIP if skip_overlapping else pb.OVERLAP_POLICY_ALLOW,
-        missed_policy=pb.MISSED_POLICY_SKIP if skip_missed else pb.MISSED_POLICY_LATEST,
+        cron=times.cron,
+        time_zone=times.time_zone,
+        overlap_policy=pb.OVERLAP_POLICY_SKIP if times.skip_overlapping else pb.OVERLAP_POLICY_ALLOW,
+        missed_policy=pb.MISSED_POLICY_SKIP if times.skip_missed else pb.MISSED_POLICY_LATEST,
     )
     async with connection.open() as client:
         version = await agent_version(client, agent)

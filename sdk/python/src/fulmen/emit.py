@@ -109,7 +109,7 @@ def emit_progress(fraction: float | None = None, text: str = "") -> None:
     context = current()
     if context is not None:
         context.progress.fraction, context.progress.text = fraction, text
-    from fulmen.progress_file import PROGRESS_FILE_VARIABLE, write_progress
+    from fulmen.attempt_files import PROGRESS_FILE_VARIABLE, write_progress
 
     path = (os.environ if context is None else context.environment).get(PROGRESS_FILE_VARIABLE)
     if path:
@@ -179,7 +179,7 @@ def _give(rewards: Mapping[RewardKey, float]) -> None:
     """Passes rewards to the runner, through the attempt's context or the rewards file."""
     context = current()
     if context is None:
-        from fulmen.rewards_file import REWARDS_FILE_VARIABLE, append_rewards
+        from fulmen.attempt_files import REWARDS_FILE_VARIABLE, append_rewards
 
         path = os.environ.get(REWARDS_FILE_VARIABLE)
         if path:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fulmen.agent import RewardKey
-from fulmen.rewards_file import append_rewards, append_undelivered_spans
+from fulmen.attempt_files import append_rewards, append_undelivered_spans
 from fulmen_runner.agents.rewards_file import MAX_REWARDS_FILE_BYTES, read_rewards_file
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from fulmen.agent import current
-from fulmen.rewards_file import report_undelivered_spans
+from fulmen.attempt_files import report_undelivered_spans
 from fulmen.spans.attributes import ATTEMPT, ROLLOUT, SCOPE
 from fulmen.spans.delivery import DeliveringProcessor
 

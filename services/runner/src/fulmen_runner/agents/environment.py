@@ -9,9 +9,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from fulmen.agent import PROMPTS_VARIABLE, WORK_DIR_VARIABLE
+from fulmen.attempt_files import PROGRESS_FILE_VARIABLE, REWARDS_FILE_VARIABLE
 from fulmen.ids import span_id_of, trace_id_of
-from fulmen.progress_file import PROGRESS_FILE_VARIABLE
-from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.templates import Placeholders, expand
 from fulmen_runner.agents.tracing.instrumentation import NONE
 from fulmen_runner.attempts.assignment import Assignment

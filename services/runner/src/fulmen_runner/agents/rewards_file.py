@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fulmen.agent import FINAL_DIMENSION
-from fulmen.rewards_file import REWARD_MEMBERS, UNDELIVERED_MEMBER
+from fulmen.attempt_files import REWARD_MEMBERS, UNDELIVERED_MEMBER
 from fulmen_runner.attempts.errors import AgentFailed, HostUnavailable
 from fulmen_runner.attempts.outcome import Reward
 from fulmen_runner.attempts.rewards import checked
@@ -37,7 +37,7 @@ def read_rewards_file(path: Path) -> tuple[Reward, ...]:
 
 
 def read_rewards(content: bytes) -> tuple[Reward, ...]:
-    """Parses the format of `fulmen.rewards_file`; a later reward overrides an earlier one with the same key.
+    """Parses the format of `fulmen.attempt_files`; a later reward overrides an earlier one with the same key.
 
     Raises:
         AgentFailed: If a line is malformed; lists all problems.

@@ -13,8 +13,8 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import WORK_DIR_VARIABLE
+from fulmen.attempt_files import REWARDS_FILE_VARIABLE
 from fulmen.ids import parse_rollout_name
-from fulmen.rewards_file import REWARDS_FILE_VARIABLE
 from fulmen_runner.agents.container.order import (
     BUNDLE_DIR,
     REWARDS_FILE,

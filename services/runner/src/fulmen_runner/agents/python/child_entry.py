@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fulmen.agent import WORK_DIR_VARIABLE, RewardKey
+from fulmen.attempt_files import PROGRESS_FILE_VARIABLE
 from fulmen.emit import RewardInvalid, checked_reward
-from fulmen.progress_file import PROGRESS_FILE_VARIABLE
 from fulmen_runner.agents.python.child_frames import Document
 from fulmen_runner.agents.python.children import ChildProgram, Children
 from fulmen_runner.agents.specification import PythonTarget, Specification

@@ -1,12 +1,17 @@
-"""The file in which a command, a container or a child process reports rewards to its runner.
+"""The files in which a command, a container or a child process reports to its runner.
 
-Invariant: one line of JSON per statement, written at once, so that several processes may write concurrently; of rewards
-with the same dimension, step and span the last one counts. `FULMEN_REWARDS_FILE` names the file:
+`FULMEN_REWARDS_FILE` names that of rewards. Invariant: one line of JSON per statement, written at once, so that several
+processes may write concurrently; of rewards with the same dimension, step and span the last one counts:
 
     {"value": 0.5, "dimension": "style", "step": 3, "span_id": "00f067aa0ba902b7"}    only `value` is required
     {"undelivered_spans": 2}    number of spans that did not reach the store: the attempt is incomplete
 
-Imports only the standard library: programs without Fulmen use it, too. The runner reads the file.
+`FULMEN_PROGRESS_FILE` names that of progress. It holds one line of JSON, of at most 4096 bytes, and each report replaces the
+last; the runner reads it every two seconds:
+
+    {"fraction": 0.25, "text": "3 of 12 files"}    either member may be missing
+
+Imports only the standard library: programs without Fulmen use them, too.
 """
 
 from __future__ import annotations
@@ -21,15 +26,18 @@ if TYPE_CHECKING:
     from fulmen.agent import RewardKey
 
 __all__ = [
+    "PROGRESS_FILE_VARIABLE",
     "REWARD_MEMBERS",
     "REWARDS_FILE_VARIABLE",
     "UNDELIVERED_MEMBER",
     "append_rewards",
     "append_undelivered_spans",
     "report_undelivered_spans",
+    "write_progress",
 ]
 
 REWARDS_FILE_VARIABLE: Final = "FULMEN_REWARDS_FILE"
+PROGRESS_FILE_VARIABLE: Final = "FULMEN_PROGRESS_FILE"
 
 REWARD_MEMBERS: Final = frozenset({"value", "dimension", "step", "span_id"})
 UNDELIVERED_MEMBER: Final = "undelivered_spans"
@@ -61,6 +69,17 @@ def report_undelivered_spans(count: int) -> None:
     path = os.environ.get(REWARDS_FILE_VARIABLE)
     if path:
         append_undelivered_spans(path, count)
+
+
+def write_progress(path: str, *, fraction: float | None, text: str) -> None:
+    """Replaces the report in a file; creates it if missing."""
+    report: dict[str, object] = {"text": text} if fraction is None else {"fraction": fraction, "text": text}
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.write(descriptor, json.dumps(report).encode())
+    finally:
+        os.close(descriptor)
 
 
 def _append(path: str, lines: list[dict[str, object]]) -> None:

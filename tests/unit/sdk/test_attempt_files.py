@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fulmen.rewards_file import append_rewards, append_undelivered_spans, report_undelivered_spans
+from fulmen.attempt_files import append_rewards, append_undelivered_spans, report_undelivered_spans
 
 
 def test_each_statement_is_a_line_of_json(tmp_path: Path) -> None:
