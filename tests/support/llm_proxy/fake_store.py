@@ -66,6 +66,8 @@ class FakeStore:
         """The attempts of each question, as the proxy asked; the last ones."""
         self.proxies: dict[str, float] = {}
         """When each that has not left called last."""
+        self.serves_alone = asyncio.Event()
+        """Set once a proxy has said that it answers while the store is away."""
         self.accounts: dict[str, dict[str, proxy_service_pb2.CaptureAccount]] = {}
         """The accounts of attempts, by proxy."""
         self._asked = asyncio.Event()
@@ -264,6 +266,8 @@ class _Proxies(proxy_service_pb2_grpc.ProxyServiceServicer):
         held.update({account.attempt: account for account in request.accounts})
         proxies = self._store.proxies
         proxies[request.instance_id] = time.monotonic()
+        if request.serves_alone:
+            self._store.serves_alone.set()
         if request.leaving:
             del proxies[request.instance_id]
         live = [each for each in proxies if self._is_live(each) and each != request.instance_id]

@@ -67,6 +67,7 @@ WITHOUT_DATA = frozenset(
         "secret set",
         "secret remove",
         "model delete",
+        "schedule delete",
     }
 )
 

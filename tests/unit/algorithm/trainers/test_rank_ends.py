@@ -14,6 +14,7 @@ from msgspec.msgpack import encode
 from fulmen_algorithm.cluster.wire import VARIABLE, Ticket
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.calls import Answer, Call
+from fulmen_algorithm.trainers.files.carried import CarriedFolders
 from fulmen_algorithm.trainers.rank import Worker
 
 WAIT_S = 60
@@ -63,7 +64,8 @@ class Failing:
     ],
 )
 def test_an_unexpected_error_is_logged_with_its_traceback(error, answer, where_is_logged, capsys):
-    worker = Worker(argparse.Namespace(), 0, meet=lambda: ("", None), left=Future())
+    folders = CarriedFolders(Ticket(service="unix:unused"), 0, (), Path("unused"))
+    worker = Worker(argparse.Namespace(), 0, meet=lambda: ("", None), left=Future(), folders=folders)
     worker._trainer = Failing(error)
     assert worker.answer(encode(Call(method="write_state", arguments=b'{"folder": "/anywhere"}'))) == answer
     logged = capsys.readouterr().err

@@ -32,6 +32,7 @@ RENEWAL_S: Final = 2.0
 HOLD_S: Final = 30.0
 """Time for which an answer is kept back, seconds; then the call fails, and may be made again."""
 CALL_TIMEOUT_S: Final = 5.0
+LEAVE_S: Final = 5.0
 MAX_ACCOUNTS: Final = 1000
 """The store's limit per request."""
 ALONE_S: Final = 10.0
@@ -124,7 +125,17 @@ class CaptureAccounts:
                 self._store_unavailable = False
 
     async def leave(self) -> None:
-        """Tells the store that nothing of this process is missing; does nothing if something is. The caller sets the deadline."""
+        """Tells the store that nothing of this process is missing.
+
+        Gives up after `LEAVE_S`, if the store does not answer or captures are on the disk alone: their attempts count as lost then.
+        """
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._leave()
+        except TimeoutError:
+            _log.warning("accounts_left_open", attempts=len({*self._open, *self._opening, *self._settled}))
+
+    async def _leave(self) -> None:
         for attempt in {*self._open, *self._opening}:
             await self._ledger.settled(attempt)
         while True:
