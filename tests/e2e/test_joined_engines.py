@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(600
 SHORT = pytest.mark.long(short=True)
 LONG = pytest.mark.long
 
-STEPS = 40
+STEPS = 60
 # Slow enough that the engine joins long before the run ends.
 SLOW_AGENT = AGENT.replace(b"    completion =", b"    await asyncio.sleep(1.0)\n    completion =").replace(
     b"from openai", b"import asyncio\n\nfrom openai"
