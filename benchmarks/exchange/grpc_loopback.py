@@ -106,7 +106,7 @@ class Work:
 
     Attributes:
         once: Does it.
-        moved_bytes: Tells how many bytes were sent and received so far, as many one way as the other.
+        moved_bytes: Returns the bytes sent so far, which are as many as those received.
         seconds: Of each trial.
         cpu_s: Of this process, in each trial.
         server_cpu_s: Of the server.

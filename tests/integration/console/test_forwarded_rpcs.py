@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
+import pytest
+
+import fulmen_console.gateway.forwarding
+import fulmen_console.transport.http_app
 from fulmen.store.v1 import rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.security.tokens import Role
@@ -120,3 +125,53 @@ async def test_the_error_of_a_stream_is_that_of_its_service(browser: Browser, st
     )
     *_, last = [message async for message in stream]
     assert last["end"]["error"]["code"] == "permission_denied"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"filter":' * 20_000, {}),
+        (b"[" * 100_000, {}),
+        (b'{"project": "\xff"}', {}),
+        (b"\xff\xff", {"content_type": "application/proto"}),
+        (gzip.compress(b" " * 50_000_000), {"content_encoding": "gzip"}),
+        (b"{}", {"content_encoding": "gzip"}),
+        (b"{}", {"connect_timeout_ms": "x"}),
+    ],
+    ids=["deep objects", "deep lists", "no UTF-8", "no protobuf", "grows", "no gzip", "no timeout"],
+)
+async def test_a_hostile_body_is_refused_without_the_consoles_own_text(
+    browser: Browser, store: StoreHandle, body: bytes, headers: dict[str, str]
+) -> None:
+    answer = await browser.send("POST", f"/{ROLLOUTS}/ListRollouts", body, token=store.token(Role.READER), **headers)
+    assert answer.status in (400, 429), answer.body
+    assert answer.body["code"] in ("invalid_argument", "resource_exhausted")
+    assert "Traceback" not in str(answer.body)
+    assert (await browser.call(f"{ROLLOUTS}/ListRollouts", token=store.token(Role.READER))).status == 200
+
+
+async def test_half_a_request_ends(browser: Browser, store: StoreHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fulmen_console.transport.http_app, "BODY_LIMIT_S", 0.2)
+    host, port = browser.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /{ROLLOUTS}/ListRollouts HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Authorization: Bearer {store.token(Role.READER)}\r\nContent-Length: 100\r\n\r\n{{".encode())
+    async with asyncio.timeout(20):
+        assert b"HTTP/1.1 4" in await reader.read(65536) or reader.at_eof()
+    writer.close()
+
+
+async def test_an_error_of_the_console_itself_shows_no_text_of_its_own(
+    browser: Browser, store: StoreHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> tuple[tuple[str, str], ...]:
+        raise RuntimeError("a path of this machine")
+
+    monkeypatch.setattr(fulmen_console.gateway.forwarding, "_metadata", broken)
+    token = store.token(Role.READER)
+    answer = await browser.call(f"{ROLLOUTS}/ListRollouts", token=token)
+    assert (answer.status, answer.body["code"]) == (500, "internal")
+    stream = browser.stream(f"{ROLLOUTS}/WatchRollouts", {}, token=token)
+    *_, last = [message async for message in stream]
+    assert last["end"]["error"]["code"] == "internal"
+    assert "machine" not in f"{answer.body}{last}"

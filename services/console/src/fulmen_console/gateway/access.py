@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Final, Protocol
 
+import structlog
+from connectrpc.errors import ConnectError
 from connectrpc.request import Headers, RequestContext
 
-from fulmen.errors import FulmenError, PermissionDenied
+from fulmen.errors import FulmenError, InternalError, PermissionDenied
 from fulmen_console.gateway.wire_errors import connect_error
 from fulmen_console.sign_in.sessions import Sessions
 from fulmen_service_kit.security.auth import SEVERAL
@@ -17,6 +19,7 @@ __all__ = ["Access", "Credentials", "authorization", "require_same_origin"]
 
 _authorization: ContextVar[str] = ContextVar("fulmen_console_authorization", default="")
 
+_log = structlog.get_logger()
 _OWN_SITES: Final = frozenset({"", "same-origin", "none"})
 
 
@@ -63,8 +66,15 @@ class Access:
         _authorization.set(given)
 
     async def on_end(self, token: None, ctx: RequestContext, error: Exception | None, /) -> None:
-        """Forgets the authorization."""
+        """Forgets the authorization.
+
+        Raises:
+            ConnectError: Instead of an error of the console itself, whose text is for its log alone.
+        """
         _authorization.set("")
+        if error is not None and not isinstance(error, ConnectError):
+            _log.error("rpc_failed", rpc=ctx.method.name, exc_info=error)
+            raise connect_error(InternalError("The console failed; its log says why."))
 
 
 def require_same_origin(headers: Headers) -> None:

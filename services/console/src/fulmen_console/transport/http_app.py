@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
 from importlib.resources import files
 from typing import Final
@@ -17,6 +18,8 @@ __all__ = ["ConsoleApp"]
 
 HEALTH_PATH: Final = "/healthz"
 _PRIVATE: Final[tuple[Header, ...]] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+BODY_LIMIT_S: Final = 30.0
+"""Time for the body of a request, seconds."""
 OPENAPI_PATH: Final = "/openapi.json"
 _log = structlog.get_logger()
 
@@ -25,6 +28,26 @@ _log = structlog.get_logger()
 def _openapi() -> bytes:
     """Returns the description of the rpcs, which tools/openapi.py makes from the protos."""
     return files("fulmen_console").joinpath("openapi.json").read_bytes()
+
+
+def _in_time(receive: Receive) -> Receive:
+    """Returns a `receive` that ends requests whose body does not arrive in time, as if their callers had left."""
+    ends_at = asyncio.get_running_loop().time() + BODY_LIMIT_S
+    is_whole = False
+
+    async def received() -> Message:
+        nonlocal is_whole
+        if is_whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(ends_at):
+                message = await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return received
 
 
 class ConsoleApp:
@@ -75,6 +98,6 @@ class ConsoleApp:
         elif path in (SESSION_PATH, CODES_PATH):
             await self._sessions(here, receive, send)
         elif path in self._gateway.paths:
-            await self._gateway(here, receive, send)
+            await self._gateway(here, _in_time(receive), send)
         else:
             await respond_with_error(send, NotFound("There is nothing at this address."), unread=receive)
