@@ -99,7 +99,7 @@ def _tracing() -> TracerProvider:
 def _end(provider: TracerProvider, delivery: Any) -> None:
     """Flushes spans, and reports those that were not delivered."""
     provider.shutdown()
-    _sdk_module("rewards_file").report_undelivered_spans(delivery.undelivered(_OWNER))
+    _sdk_module("attempt_files").report_undelivered_spans(delivery.undelivered(_OWNER))
 
 
 def _sdk_module(name: str) -> Any:
