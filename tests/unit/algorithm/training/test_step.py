@@ -149,9 +149,9 @@ def test_supervised_steps_learn_a_sentence(policy, rows):
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Schedule.CONSTANT, [0.0, 0.5, 1.0, 1.0, 1.0]),
-        (Schedule.LINEAR, [0.0, 0.5, 1.0, 0.5, 0.0]),
-        (Schedule.COSINE, [0.0, 0.5, 1.0, 0.5, 0.0]),
+        (Schedule.CONSTANT, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        (Schedule.LINEAR, [0.5, 1.0, 1.0, 0.5, 0.0]),
+        (Schedule.COSINE, [0.5, 1.0, 1.0, 0.5, 0.0]),
     ],
 )
 def test_schedules_warm_up_and_decay(policy, rows, schedule, expected):
