@@ -109,7 +109,9 @@ def _sdk_module(name: str) -> Any:
     except ImportError:
         # The SDK is not installed, or older.
         _, *path = name.split(".")
-        spec = spec_from_file_location(f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], *path).with_suffix(".py"))
+        spec = spec_from_file_location(
+            f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], *path).with_suffix(".py")
+        )
         assert spec is not None
         assert spec.loader is not None
         module = module_from_spec(spec)
