@@ -83,10 +83,10 @@ class Losing:
         self.started.append(order.count)
         if order.count in self.refused:
             raise PlacementRefused(["no folder"])
-        if len(self.started) > 1:
-            return await LocalCluster(self.modules).start(order, welcome)
-        mortal = {**order.environment, **ENVIRONMENT, VARIABLE: json.dumps(self.mortal)}
-        return await LocalCluster().start(replace(order, module=MODULE, environment=mortal), welcome)
+        if len(self.started) == 1:
+            mortal = {**order.environment, **ENVIRONMENT, VARIABLE: json.dumps(self.mortal)}
+            order = replace(order, module=MODULE, environment=mortal)
+        return await LocalCluster(self.modules).start(order, welcome)
 
 
 @pytest.fixture(scope="module")
