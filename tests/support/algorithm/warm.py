@@ -18,7 +18,7 @@ from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
 from fulmen_service_kit.forks import ForkServer
 from tests.support.machines import at_home
 
-__all__ = ["fork_server", "given_forks", "here", "warm_modules"]
+__all__ = ["fork_server", "given_forks", "given_forks_here", "here", "warm_modules"]
 
 _servers: list[ForkServer] = []
 
@@ -41,6 +41,13 @@ def given_forks() -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
     """Yields the variable and the descriptor that a service is started with, so that it forks what others fork, too."""
     with fork_server().connection() as connection:
         yield {CONNECTION_VARIABLE: str(connection.fileno())}, (connection.fileno(),)
+
+
+@contextmanager
+def given_forks_here() -> Iterator[None]:
+    """Has a service that is built in this process take what `given_forks` gives one of its own process."""
+    with mock.patch.dict(os.environ, {CONNECTION_VARIABLE: str(fork_server().connection().detach())}):
+        yield
 
 
 def warm_modules() -> ModuleStarter:
