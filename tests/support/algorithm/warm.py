@@ -16,6 +16,7 @@ from fulmen_algorithm.clients.forked_child import PRELOADED, ModuleStarter
 from fulmen_algorithm.cluster.local import LocalCluster
 from fulmen_service_kit.fork_server import CONNECTION_VARIABLE
 from fulmen_service_kit.forks import ForkServer
+from tests.support import forked
 from tests.support.machines import at_home
 
 __all__ = ["fork_server", "given_forks", "given_forks_here", "here", "warm_modules"]
@@ -29,7 +30,9 @@ def fork_server() -> ForkServer:
         made = ForkServer([PRELOADED])
         # A fork looks for modules where the process looks that it is a fork of: the tests' own are among them.
         path = os.pathsep.join(filter(None, sys.path))
-        with at_home(), mock.patch.dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1"):
+        # Otherwise it is as the tests began, not as the one that comes first has changed it.
+        environment = {**(forked.ENVIRONMENT or os.environ), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        with at_home(), mock.patch.dict(os.environ, environment, clear=True):
             made.start()
         atexit.register(made.close)
         _servers.append(made)
