@@ -244,7 +244,7 @@ class BucketSums:
         if energy is not None and gradient is not None:
             sent = torch.zeros_like(bucket.flat)
             _add(codec, payloads, bucket.offsets, sent)
-            residual = None if codec.residual_name is None else state[codec.residual_name]
+            residual = None if codec.residual_name is None else state[codec.residual_name].float()
             energy.add(gradient=gradient, sent=sent, residual=residual)
             self._lap(None)
         return payloads
