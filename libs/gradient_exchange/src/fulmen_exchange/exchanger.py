@@ -239,6 +239,7 @@ class Exchanger:
             rank=self._link.rank,
             seed=self._seed,
             flush=decision.flush,
+            ratio_factor=self._settings.link.ratio_factor,
         )
 
     def _note(self, costs: RoundCosts, energy: Energy | None) -> None:

@@ -33,6 +33,7 @@ class DgcSettings(CodecSettings):
         ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
         ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
             ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
+        min_threshold: Magnitude below which an element is not sent, whatever the ratio, until a flush; default 0, for none.
         residual: Type of what stays on the rank, and of its momentum; `bfloat16` takes half the memory, is rounded at random without
             bias, and takes some time; default `float32`.
         momentum: m of the momentum correction; default 0.9.
@@ -46,6 +47,7 @@ class DgcSettings(CodecSettings):
     codec: Literal["dgc"] = "dgc"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
     residual: StateKind = "float32"
+    min_threshold: float = Field(default=0.0, ge=0)
     ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -60,6 +62,7 @@ class Dgc(SegmentCodec):
     nesterov: bool
     down: SegmentCodec
     local_clip: float | None = None
+    min_threshold: float = 0.0
     name = "dgc"
     version = 1
     residual_name = ACCUMULATED
@@ -79,11 +82,11 @@ class Dgc(SegmentCodec):
         return payloads_of(self.name, self.version, taken, offsets)
 
     def _selected(self, gradient: Tensor, velocity: Tensor, accumulated: Tensor, round_: Round) -> Taken:
-        share = share_of(round_.ratio)
+        share = share_of(round_.own_ratio)
         g, u, v = sampled(share, round_, gradient, velocity, accumulated)
         # In the kernel's order of additions, so that the element at the threshold reaches it.
         after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
-        threshold = kernels.threshold_of(after, share)
+        threshold = max(self.min_threshold, kernels.threshold_of(after, share))
         # Only equal magnitudes can be so many; what is then held back keeps its momentum.
         are_many = int((after.abs() >= threshold).sum()) > 1.1 * max(1.0, share * after.numel())
         before = velocity.clone() if are_many else velocity
@@ -127,6 +130,7 @@ ENTRIES = (
                 nesterov=settings.nesterov,
                 down=reply_of(settings.ratio, settings.ratio_down),
                 local_clip=settings.clip or math.inf,
+                min_threshold=settings.min_threshold,
             ),
             settings.residual,
         ),

@@ -11,11 +11,18 @@ from pydantic import Field, model_validator
 from fulmen.rpc.tls import TlsFiles
 from fulmen_exchange.strict import Strict
 
+RatioFactor = Annotated[float, Field(gt=0, le=64)]
+
 
 class TorchLinkSettings(Strict):
-    """Ranks of one cluster, over `torch.distributed`: NCCL on GPUs, Gloo on CPUs."""
+    """Ranks of one cluster, over `torch.distributed`: NCCL on GPUs, Gloo on CPUs.
+
+    Attributes:
+        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
+    """
 
     kind: Literal["torch"] = "torch"
+    ratio_factor: RatioFactor = 1.0
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -32,6 +39,7 @@ class GrpcLinkSettings(Strict):
     """Ranks of several sites, over shards of the sum on servers.
 
     Attributes:
+        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
         targets: Addresses, `host:port`, one per shard; an address may repeat.
         spares: Addresses of servers that take the place of one that is lost. They and those of `targets` store their sums in one folder.
         quorum: Share of ranks whose payloads make a sum once the straggler deadline has passed; 1 waits for all. Uncompressed
@@ -46,6 +54,7 @@ class GrpcLinkSettings(Strict):
     """
 
     kind: Literal["grpc"] = "grpc"
+    ratio_factor: RatioFactor = 1.0
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096, strict=False)
     spares: tuple[str, ...] = Field(default=(), max_length=16, strict=False)
     quorum: float = Field(default=1.0, gt=0, le=1)
