@@ -3,7 +3,7 @@
 Method: that of `benchmarks.exchange` (its processes, lines, model, and turns), with the package's codecs in the communication
 hook of PyTorch's DDP: once with `overlap`, once without. A step's time is that of the slowest rank; medians and quartiles.
 
-Run `python -m benchmarks.exchange.overlap [--only LINE ...] [--ranks N ...] [--trials N] [--out FILE]`; writes JSON.
+Run `python -m benchmarks.exchange.overlap [--only LINE ...] [--ranks N ...] [--trials N] [--contenders NAME ...] [--out FILE]`; writes JSON.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=LINES, default=["loopback", "1gbit", "100mbit"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--trials", type=int, default=5, help="turns that count")
+    parser.add_argument("--contenders", nargs="+", choices=HOOKED, default=list(HOOKED), metavar="NAME")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(arguments)
     enter("benchmarks.exchange.overlap", arguments)
     raw: dict[str, Any] = {}
     for name in given.only:
         for ranks in given.ranks:
-            raw.setdefault(name, {})[str(ranks)] = found = _measured(LINES[name], ranks, given.trials)
+            raw.setdefault(name, {})[str(ranks)] = found = _measured(LINES[name], ranks, given.trials, given.contenders)
             for contender, figures in found.items():
                 say(f"{name}, {ranks} ranks, {contender}: {figures}")
             outcome.save(given.out.stem, method=__doc__ or "", raw=raw, claims=[], folder=given.out.parent)
@@ -47,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _measured(line: Line, ranks: int, trials: int) -> dict[str, Any]:
-    contenders = list(HOOKED.values())
+def _measured(line: Line, ranks: int, trials: int, names: Sequence[str]) -> dict[str, Any]:
+    contenders = [HOOKED[name] for name in names]
     form = Form(worlds=(ranks,), trials=trials, steps=3)
     with Stand(line, ranks) as stand:
         turns = Turns(stand, line, ranks, form)
