@@ -62,6 +62,8 @@ def observed_versions(
         changes: version changes, in order of arrival.
     """
     total = sum(piece_lengths)
+    if not changes:
+        return (VersionRange(version=first_version, start=0, end=total),) if total else ()
     versions = [first_version, *(change.version for change in changes)]
     bounds = [0, *(sum(piece_lengths[: change.pieces.get(index, 0)]) for change in changes), total]
     return tuple(
@@ -185,22 +187,29 @@ def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Ca
 
 
 def _judge(choices: tuple[CapturedChoice, ...], usage: TokenCounts) -> list[Flaw]:
-    flaws: list[Flaw] = []
-    if not choices or not all(choice.token_ids for choice in choices):
-        flaws.append(Flaw.TOKEN_IDS_MISSING)
-    if not choices or not all(choice.logprobs for choice in choices):
-        flaws.append(Flaw.LOGPROBS_MISSING)
-    if any(len(choice.token_ids) != len(choice.logprobs) for choice in choices):
-        flaws.append(Flaw.LENGTH_MISMATCH)
+    # One pass: this runs for every call.
+    found: set[Flaw] = set()
+    total = 0
+    for choice in choices:
+        count = choice.token_count
+        total += count
+        if not count:
+            found.add(Flaw.TOKEN_IDS_MISSING)
+        if not choice.logprobs:
+            found.add(Flaw.LOGPROBS_MISSING)
+        if len(choice.token_ids) != len(choice.logprobs):
+            found.add(Flaw.LENGTH_MISMATCH)
+        if not choice.finish_reason:
+            found.add(Flaw.FINISH_REASON_MISSING)
+        if not _covers(choice.versions, count):
+            found.add(Flaw.VERSIONS_INVALID)
+    if not choices:
+        found |= {Flaw.TOKEN_IDS_MISSING, Flaw.LOGPROBS_MISSING}
     if usage.completion is None:
-        flaws.append(Flaw.USAGE_MISSING)
-    elif usage.completion != sum(choice.token_count for choice in choices):
-        flaws.append(Flaw.USAGE_MISMATCH)
-    if not all(choice.finish_reason for choice in choices):
-        flaws.append(Flaw.FINISH_REASON_MISSING)
-    if not all(_covers(choice.versions, choice.token_count) for choice in choices):
-        flaws.append(Flaw.VERSIONS_INVALID)
-    return flaws
+        found.add(Flaw.USAGE_MISSING)
+    elif usage.completion != total:
+        found.add(Flaw.USAGE_MISMATCH)
+    return [flaw for flaw in Flaw if flaw in found] if found else []
 
 
 def _covers(ranges: tuple[VersionRange, ...], token_count: int) -> bool:
