@@ -111,7 +111,12 @@ class PromptPost:
             url = URL(address)
         except ValueError:
             return None
-        if url.scheme not in ("http", "https") or not url.raw_host or url.raw_user is not None or url.raw_password is not None:
+        if (
+            url.scheme not in ("http", "https")
+            or not url.raw_host
+            or url.raw_user is not None
+            or url.raw_password is not None
+        ):
             return None
         if len(self._requests) >= _MAX_ADDRESSES:
             self._requests.clear()
