@@ -34,7 +34,9 @@ _ANYTHING = st.recursive(
     max_leaves=6,
 )
 _PIECE_OF_IDS = st.one_of(
-    st.none(), st.lists(st.integers(0, 2**31 - 1), max_size=6), st.lists(st.one_of(_NUMBERS, st.none(), _TEXT), max_size=3)
+    st.none(),
+    st.lists(st.integers(0, 2**31 - 1), max_size=6),
+    st.lists(st.one_of(_NUMBERS, st.none(), _TEXT), max_size=3),
 )
 _ENTRY = st.builds(
     lambda fields, logprob: fields | ({} if logprob is None else {"logprob": logprob}),
@@ -105,8 +107,15 @@ def test_logprobs_are_packed_alike(packer: TokenPacker, pieces: list[object], dr
 def test_damaged_lists_are_refused_alike(
     packer: TokenPacker, place: float, bytes_: bytes, cut: int, of_ids: bool
 ) -> None:
-    entry = {"token": " a\\u00e9", "logprob": -0.25, "bytes": [32, 97], "top_logprobs": [{"token": "x", "logprob": -1e-7}]}
-    whole = b"[[1,22,333],null,[4]]" if of_ids else json.dumps([{"content": [entry, entry]}, {"content": None}]).encode()
+    entry = {
+        "token": " a\\u00e9",
+        "logprob": -0.25,
+        "bytes": [32, 97],
+        "top_logprobs": [{"token": "x", "logprob": -1e-7}],
+    }
+    whole = (
+        b"[[1,22,333],null,[4]]" if of_ids else json.dumps([{"content": [entry, entry]}, {"content": None}]).encode()
+    )
     at = int(place * len(whole))
     damaged = whole[:at] + bytes_ + whole[at + cut :]
     if of_ids:
@@ -127,7 +136,9 @@ def test_a_usual_answer_is_packed_without_python(packer: TokenPacker) -> None:
     assert packer.ids(json.dumps([ids, None]).encode(), 2) == (struct.pack("<20000i", *ids), [20_000, 0])
 
 
-@pytest.mark.parametrize("text", ["-0", "-0.0", "01", "1.", ".5", "1e", "+1", "1e400", "12345678901234567890", "NaN", "1e-400"])
+@pytest.mark.parametrize(
+    "text", ["-0", "-0.0", "01", "1.", ".5", "1e", "+1", "1e400", "12345678901234567890", "NaN", "1e-400"]
+)
 def test_a_number_in_doubt_is_left_to_python(packer: TokenPacker, text: str) -> None:
     assert packer.logprobs(b'[{"content":[{"logprob":%b}]}]' % text.encode()) is None
 
