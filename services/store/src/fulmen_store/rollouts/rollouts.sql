@@ -27,7 +27,7 @@ update training_run t set used_at = now() where t.project_id = $1 and t.name = $
 -- the order of their keys, whatever the caller's is: names that two callers create at once are waited for.
 with n as (
     select {x.rollout+item+derived}
-    from unnest({rollout+item+derived[4]}) as x ({rollout+item+derived})
+    from unnest({rollout+item+derived[4 text]}) as x ({rollout+item+derived})
 ), r as (
     insert into rollout ({rollout}, group_id)
     select {n.rollout}, nullif(n.group_id, '') from n order by n.id
