@@ -203,7 +203,7 @@ def some_days(days: int, rows_per_day: int) -> Fill:
 
 @asynccontextmanager
 async def prepared(dsn: str, name: str, fill: Fill, *, keep: bool = False) -> AsyncIterator[Side]:
-    """Opens a database, which is made if there is none, with what `fill` writes and rows of today; drops it in the end, unless told not to."""
+    """Opens a database with what `fill` writes and rows of today; makes it if there is none, and drops it in the end unless told not to."""
     server = await asyncpg.connect(dsn)
     if not await server.fetchval("select count(*) from pg_database where datname = $1", name):
         await server.execute(f'create database "{name}"')
@@ -215,8 +215,11 @@ async def prepared(dsn: str, name: str, fill: Fill, *, keep: bool = False) -> As
         await fill(own)
         before = await own.fetchval("select coalesce(max(xid::text::bigint), 0) from rollout_end")
         waiting, ended = uuid7s(WAITING), uuid7s(ENDED)
-        await own.execute("truncate item")
+        await own.execute("truncate item, live_count")
         await write_rows(own, waiting, ended=False)
+        await own.execute(
+            "insert into live_count (project_id, sort_priority, live) values ($1, 0, $2)", PROJECT, WAITING
+        )
         await write_rows(own, ended, ended=True)
         await own.execute("vacuum analyze")
         last = Cursor(xid=before, rollout_id=UUID(int=2**128 - 1))
