@@ -24,6 +24,7 @@ from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
 from fulmen_store.projects.names import ProjectNames
+from fulmen_store.runners.orders import RunnerOrders
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
@@ -35,12 +36,21 @@ from fulmen_store.scheduling.runner_streams import (
     LeasesLost,
     Notice,
     RunnerDone,
+    RunnerOrdered,
     RunnerStream,
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_range
 from fulmen_store.transport.assignments import Assignments
-from fulmen_store.transport.wire.leases import MAX_INFO_BYTES, acks_of, attempts_of, check_result, names_of, packed_load
+from fulmen_store.transport.wire.leases import (
+    MAX_INFO_BYTES,
+    acks_of,
+    attempts_of,
+    check_result,
+    names_of,
+    order_message,
+    packed_load,
+)
 
 __all__ = ["LeaseService"]
 
@@ -70,6 +80,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         checks: AttemptCheckTable,
         progress: ProgressWriter,
         assignments: Assignments,
+        orders: RunnerOrders,
         drain_notice_s: float,
         stopping: asyncio.Event,
     ) -> None:
@@ -83,6 +94,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             checks: Table for attempt checks.
             progress: Takes what agents report of their progress.
             assignments: Packs assignments.
+            orders: Orders to runners.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
             stopping: Set when the replica shuts down.
         """
@@ -93,6 +105,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._checks = checks
         self._progress = progress
         self._assignments = assignments
+        self._orders = orders
         self._drain_notice_s = drain_notice_s
         self._stopping = stopping
 
@@ -138,6 +151,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 owner=owner, host=request.info.host, info=request.info.SerializeToString()
             )
         stream = self._sessions.attach(session_id, labels=labels, projects=projects, room_bytes=ANSWER_BYTES)
+        stream.takes_orders = False
         self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         unreadable: list[Grant] = []
@@ -275,8 +289,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case "renew":
                 if message.renew.progress:
                     self._progress.report(stream.session_id, message.renew.progress)
-                if message.renew.HasField("load"):
-                    self._sessions.record_load(stream.session_id, packed_load(message.renew.load))
+                load = packed_load(message.renew.load) if message.renew.HasField("load") else None
+                if message.renew.done_order > 0:
+                    return self._confirm(stream.session_id, message.renew.done_order, load)
+                if load is not None:
+                    self._sessions.record_load(stream.session_id, load)
             case _:
                 raise malformed("message", "must be set; `open` may be sent only once")
         return None
@@ -325,6 +342,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 for attempts in parts_of(notice.attempts, MAX_ATTEMPT_NAMES):
                     names = names_of(attempts, self._project_names)
                     yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names))
+            case RunnerOrdered():
+                yield pb.StreamLeasesResponse(order=order_message(notice))
             case Drained():
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
@@ -366,6 +385,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         statuses = await self._ends.report([released(attempt, session_id) for attempt in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
+    async def _confirm(self, session_id: UUID, number: int, load: bytes | None) -> list[Acknowledgement]:
+        await self._orders.confirm(session_id, number, load=load)
+        return []
+
     async def _fail(self, grants: Sequence[Grant]) -> None:
         """Ends attempts that the runner is not told of, because their stored requests are unreadable."""
         reports = [unreadable_report(grant) for grant in grants]
@@ -392,7 +415,8 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
 
 async def _answer(stream: RunnerStream, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
     try:
-        stream.send(Acknowledged(answers=await work))
+        if answers := await work:
+            stream.send(Acknowledged(answers=answers))
     finally:
         slots.release()
 

@@ -15,7 +15,7 @@ from fulmen_store.leases.attempt_checks import CheckedAttempt
 from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.runners.table import RunnerView
-from fulmen_store.scheduling.runner_streams import Acknowledgement
+from fulmen_store.scheduling.runner_streams import Acknowledgement, RunnerOrdered
 
 __all__ = [
     "MAX_INFO_BYTES",
@@ -23,6 +23,7 @@ __all__ = [
     "attempts_of",
     "has_labels",
     "names_of",
+    "order_message",
     "packed_load",
     "runner_of",
     "check_result",
@@ -119,9 +120,24 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
     load = read_column(lease_pb2.RunnerLoad, view.load, max_bytes=MAX_LOAD_BYTES)
     if load is not None:
         runner.load.CopyFrom(load)
+    runner.project, runner.order_pending = view.project, view.is_order_pending
+    if view.order is not None:
+        runner.order.CopyFrom(order_message(view.order))
     runner.create_time.FromDatetime(view.opened_at)
     runner.lease_expire_time.FromDatetime(view.lease_until)
     return runner
+
+
+def order_message(order: RunnerOrdered) -> lease_pb2.RunnerOrder:
+    """Encodes a runner's orders."""
+    message = lease_pb2.RunnerOrder(number=order.number)
+    if order.slots is not None:
+        message.slots.slot_count, message.slots.automatic = order.slots, not order.slots
+    if order.drains:
+        message.drain.SetInParent()
+        if order.grace_s is not None:
+            message.drain.grace.FromNanoseconds(round(order.grace_s * 1e9))
+    return message
 
 
 def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:
