@@ -12,7 +12,7 @@ import asyncio
 import os
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from fulmen.rpc.channel import open_channel
@@ -37,30 +37,27 @@ def main() -> None:
 
 async def measure(folder: Path, watchers: int, seconds: float) -> None:
     """Prints the share of a core that a store used without watchers, and with idle ones."""
-    postgres = await PostgresServer.start(folder / "postgres")
+    postgres = PostgresServer()
+    store = StoreProcess(postgres.fresh_database(), folder)
     try:
-        store = await StoreProcess.start(dsn=await postgres.create_database(), folder=folder)
-        try:
-            alone = await share_of(store.pid, seconds)
-            token = TokenSigner(SIGNING_KEY).issue(Role.READER, subject="bench", ttl_s=7200)
-            channels = [open_channel(store.target, token=token) for _ in range(CHANNELS)]
-            with ExitStack() as streams:
-                for number in range(watchers):
-                    stubs = Stubs(channels[number % CHANNELS])
-                    stream = (
-                        stubs.rollouts.WatchRolloutChanges(rollout_changes_pb2.WatchRolloutChangesRequest())
-                        if number % 2
-                        else stubs.queues.WatchQueueStats(queue_service_pb2.WatchQueueStatsRequest())
-                    )
-                    streams.callback(stream.cancel)
-                    await stream.read()
-                watched = await share_of(store.pid, seconds)
-            for channel in channels:
-                await channel.close()
-        finally:
-            await store.stop()
+        target = f"127.0.0.1:{await store.port()}"
+        alone = await share_of(store.process.pid, seconds)
+        token = TokenSigner(SIGNING_KEY).issue(Role.READER, subject="bench", ttl_s=7200)
+        async with AsyncExitStack() as stack:
+            for number in range(watchers):
+                if not number % (watchers // CHANNELS or 1):
+                    stubs = Stubs(await stack.enter_async_context(open_channel(target, token=token)))
+                stream = (
+                    stubs.rollouts.WatchRolloutChanges(rollout_changes_pb2.WatchRolloutChangesRequest())
+                    if number % 2
+                    else stubs.queues.WatchQueueStats(queue_service_pb2.WatchQueueStatsRequest())
+                )
+                stack.callback(stream.cancel)
+                await stream.read()
+            watched = await share_of(store.process.pid, seconds)
     finally:
-        await postgres.stop()
+        store.end()
+        postgres.stop()
     print(f"a store alone: {alone:.1%} of a core; with {watchers} idle watchers: {watched:.1%}")
 
 

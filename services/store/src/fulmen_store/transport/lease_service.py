@@ -43,10 +43,10 @@ from fulmen_store.scheduling.runner_streams import (
 from fulmen_store.transport.access import project_limit, require_count, require_range
 from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.wire.leases import (
-    MAX_INFO_BYTES,
     acks_of,
     attempts_of,
     check_result,
+    checked_labels,
     names_of,
     order_message,
     packed_load,
@@ -55,9 +55,6 @@ from fulmen_store.transport.wire.leases import (
 __all__ = ["LeaseService"]
 
 MAX_REPORTS = 1000
-MAX_HOST = 128
-MAX_LABELS = 64
-MAX_ADDRESS = 256
 MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
@@ -141,7 +138,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
         require_range("wait", wait_s, 0, MAX_WAIT_S)
         owner = _owner()
-        labels = _labels(request.info)
+        labels = checked_labels(request.info)
         projects = await self._projects(())
         if request.runner:
             session_id = _session_id(request.runner)
@@ -232,7 +229,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[str]]:
         owner = _owner()
-        labels = _labels(request.info)
+        labels = checked_labels(request.info)
         projects = await self._projects(request.projects)
         require_range("open.running_attempts", len(request.running_attempts), 0, MAX_ATTEMPT_NAMES)
         names = sorted(set(request.running_attempts))
@@ -443,14 +440,6 @@ def _session_id(name: str) -> UUID:
         return parse_runner_name(name)
     except ArgumentInvalid:
         raise SessionEnded("The runner session is unknown: open a new one.", runner=name[:64]) from None
-
-
-def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
-    require_range("info.host", len(info.host), 0, MAX_HOST)
-    require_range("info.labels", len(info.labels), 0, MAX_LABELS)
-    require_range("info.address", len(info.address), 0, MAX_ADDRESS)
-    require_range("info", info.ByteSize(), 0, MAX_INFO_BYTES)
-    return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 
 def _first(group: BaseExceptionGroup[FulmenError]) -> FulmenError:

@@ -16,9 +16,9 @@ from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.runners.table import RunnerView
 from fulmen_store.scheduling.runner_streams import Acknowledgement, RunnerOrdered
+from fulmen_store.transport.access import require_range
 
 __all__ = [
-    "MAX_INFO_BYTES",
     "acks_of",
     "attempts_of",
     "has_labels",
@@ -27,6 +27,7 @@ __all__ = [
     "packed_load",
     "runner_of",
     "check_result",
+    "checked_labels",
 ]
 
 
@@ -79,6 +80,9 @@ MAX_MODEL = 64
 
 
 MAX_INFO_BYTES = 64 * 1024
+MAX_HOST = 128
+MAX_LABELS = 64
+MAX_ADDRESS = 256
 MAX_LOAD_BYTES = 32 * 1024
 
 
@@ -105,6 +109,19 @@ def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
         kept.slots.limit_count = max(0, load.slots.limit_count)
         kept.slots.automatic = load.slots.automatic
     return kept.SerializeToString(deterministic=True)
+
+
+def checked_labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
+    """Returns a runner's labels, `key=value`.
+
+    Raises:
+        ArgumentInvalid: If its description of itself is too large.
+    """
+    require_range("info.host", len(info.host), 0, MAX_HOST)
+    require_range("info.labels", len(info.labels), 0, MAX_LABELS)
+    require_range("info.address", len(info.address), 0, MAX_ADDRESS)
+    require_range("info", info.ByteSize(), 0, MAX_INFO_BYTES)
+    return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 
 def runner_of(view: RunnerView) -> registry_pb.Runner:
