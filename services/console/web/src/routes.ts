@@ -32,4 +32,22 @@ export const routes: Route[] = [
     nav: { section: "", text: "Home" },
     screen: () => import("./screens/home/Home.svelte"),
   },
+  {
+    path: "projects/:project/exchange",
+    title: "Exchange",
+    nav: { section: "Train", text: "Exchange" },
+    screen: () => import("./screens/exchange/Exchange.svelte"),
+  },
+  {
+    path: "projects/:project/models",
+    title: "Models and routes",
+    nav: { section: "Serve", text: "Models and routes" },
+    screen: () => import("./screens/models/Models.svelte"),
+  },
+  {
+    path: "projects/:project/queue",
+    title: "Queue and fleet",
+    nav: { section: "Serve", text: "Queue and fleet" },
+    screen: () => import("./screens/queue/Queue.svelte"),
+  },
 ];
