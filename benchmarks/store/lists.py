@@ -110,7 +110,7 @@ FILL: Final = (
 
 def _variants(rng: random.Random, names: Mapping[str, int]) -> list[tuple[object, ...]]:
     """Returns requests of rollouts and the reports of their attempts."""
-    made = []
+    made: list[tuple[object, ...]] = []
     for number in range(1, VARIANTS + 1):
         agent, task_type = rng.choice(AGENTS), rng.choice(TASK_TYPES)
         text = " ".join(rng.choices(WORDS, k=rng.randint(30, 90)))

@@ -371,6 +371,17 @@ async def test_a_map_of_a_message_that_is_malformed_or_of_another_kind_is_empty(
         assert await connection.fetchval(read, broken) is None
 
 
+async def test_a_list_shows_how_tasks_begin(stubs: Stubs) -> None:
+    for task, start in ((b'{"q":\n  "a"}', '{"q": "a"}'), (b"x" * 900, "x" * 200), (b"\xff\x00", ""), (b"", "")):
+        (name,) = await create(stubs, input=task, input_start="mine")
+        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=f'name = "{name}"'))
+        assert [(each.input_start, each.input) for each in page.rollouts] == [(start, b"")]
+        assert (await get(stubs, name)).input_start == ""
+    (name,) = await create(stubs, input="é".encode() * 500)
+    page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=f'name = "{name}"'))
+    assert page.rollouts[0].input_start == "é" * 200
+
+
 async def test_states_and_filter_are_both_honoured(stubs: Stubs) -> None:
     (high,) = await create(stubs, priority=5)
     await create(stubs)

@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 FIGURES = ("reward", "prompt_token_count", "completion_token_count", "cost_micros")
+MAX_START_CHARS = 200
 KEY_MARGIN_S = 60.0
 MIN_TIMEOUT_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
@@ -77,8 +78,16 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
         if figure is not None:
             setattr(message, name, figure)
     if not with_input:
+        message.input_start = _start_of(message.input)
         message.ClearField("input")
     return message
+
+
+def _start_of(text: bytes) -> str:
+    """Returns the beginning of a text in one line; empty if it is none."""
+    # A character that is cut is left out.
+    start = text[: 4 * MAX_START_CHARS].decode(errors="replace").rstrip("\ufffd")
+    return "" if "\ufffd" in start else " ".join(start.split())[:MAX_START_CHARS]
 
 
 def created_rollout(view: RolloutView) -> rollout_pb2.Rollout:
