@@ -32,4 +32,15 @@ export const routes: Route[] = [
     nav: { section: "", text: "Home" },
     screen: () => import("./screens/home/Home.svelte"),
   },
+  {
+    path: "projects/:project/rollouts",
+    title: "Rollouts",
+    nav: { section: "", text: "Rollouts" },
+    screen: () => import("./screens/rollouts/Rollouts.svelte"),
+  },
+  {
+    path: "projects/:project/groups/:group",
+    title: "Group :group",
+    screen: () => import("./screens/group/Group.svelte"),
+  },
 ];

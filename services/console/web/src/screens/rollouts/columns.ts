@@ -1,0 +1,41 @@
+// The columns of the list, and the orders that the store has an index for.
+
+import type { Column, Sort } from "../../parts/table";
+
+export const COLUMNS: Column[] = [
+  { id: "state", title: "State", width: "8rem" },
+  { id: "task", title: "Task", about: "How the task begins" },
+  { id: "reward", title: "Reward", align: "end", width: "5rem", sortable: true },
+  { id: "duration", title: "Duration", align: "end", width: "6.5rem", sortable: true },
+  { id: "tokens", title: "Tokens", about: "Of prompts and answers", align: "end", width: "5rem", sortable: true },
+  { id: "cost", title: "Cost", align: "end", width: "5.5rem", sortable: true },
+  { id: "attempts", title: "Attempts", about: "That have ended", align: "end", width: "5rem" },
+  { id: "failure", title: "Failure", width: "11rem" },
+  { id: "version", title: "Version", about: "Of the agent", width: "9rem" },
+  { id: "group", title: "Group", width: "6rem" },
+  { id: "age", title: "Created", width: "6.5rem", sortable: true },
+];
+
+const ORDERS: Record<string, string> = {
+  reward: "reward",
+  duration: "duration",
+  tokens: "token_count",
+  cost: "cost_micros",
+};
+
+/** Returns the sort in an address, such as `-reward`; undefined for newest first. */
+export function sortOf(text: string): Sort | undefined {
+  const column = text.replace(/^-/, "");
+  return column in ORDERS ? { column, isDescending: text.startsWith("-") } : undefined;
+}
+
+/** Writes a sort into an address; empty for newest first, the only order by age. */
+export function sortText({ column, isDescending }: Sort): string {
+  return column in ORDERS ? `${isDescending ? "-" : ""}${column}` : "";
+}
+
+/** Returns `order_by` of a sort. */
+export function orderOf(sort: Sort | undefined): string {
+  const field = sort && ORDERS[sort.column];
+  return field ? `${field}${sort.isDescending ? " desc" : ""}` : "";
+}
