@@ -3,17 +3,17 @@
 import type { Column, Sort } from "../../parts/table";
 
 export const COLUMNS: Column[] = [
-  { id: "state", title: "State", width: "8rem" },
+  { id: "state", title: "State", width: "6.5rem" },
   { id: "task", title: "Task", about: "How the task begins" },
-  { id: "reward", title: "Reward", align: "end", width: "5rem", sortable: true },
-  { id: "duration", title: "Duration", align: "end", width: "6.5rem", sortable: true },
-  { id: "tokens", title: "Tokens", about: "Of prompts and answers", align: "end", width: "5rem", sortable: true },
-  { id: "cost", title: "Cost", align: "end", width: "5.5rem", sortable: true },
-  { id: "attempts", title: "Attempts", about: "That have ended", align: "end", width: "5rem" },
-  { id: "failure", title: "Failure", width: "11rem" },
-  { id: "version", title: "Version", about: "Of the agent", width: "9rem" },
-  { id: "group", title: "Group", width: "6rem" },
-  { id: "age", title: "Created", width: "6.5rem", sortable: true },
+  { id: "reward", title: "Reward", align: "end", width: "4.5rem", sortable: true },
+  { id: "duration", title: "Duration", align: "end", width: "5.5rem", sortable: true },
+  { id: "tokens", title: "Tokens", about: "Of prompts and answers", align: "end", width: "4rem", sortable: true },
+  { id: "cost", title: "Cost", align: "end", width: "4.5rem", sortable: true },
+  { id: "attempts", title: "Attempts", about: "That have ended", align: "end", width: "4.75rem" },
+  { id: "failure", title: "Failure", width: "7rem" },
+  { id: "version", title: "Version", about: "Of the agent", width: "5.5rem" },
+  { id: "group", title: "Group", width: "4.5rem" },
+  { id: "age", title: "Created", width: "5.5rem", sortable: true },
 ];
 
 const ORDERS: Record<string, string> = {
