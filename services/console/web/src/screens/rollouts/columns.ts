@@ -39,3 +39,16 @@ export function orderOf(sort: Sort | undefined): string {
   const field = sort && ORDERS[sort.column];
   return field ? `${field}${sort.isDescending ? " desc" : ""}` : "";
 }
+
+const FIRST_TEXT = /^\{\s*"[^"\\]*"\s*:\s*"((?:[^"\\]|\\.)*)/;
+
+/** Returns what tells tasks apart: of an object that begins with a text, as most do, that text. */
+export function taskLine(start: string): string {
+  const text = FIRST_TEXT.exec(start)?.[1];
+  if (!text) return start;
+  try {
+    return JSON.parse(`"${text}"`) as string;
+  } catch {
+    return text;
+  }
+}
