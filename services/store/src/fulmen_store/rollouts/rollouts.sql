@@ -109,10 +109,8 @@ left join lateral (
     from rollout_end q where q.rollout_id = x.id limit 1
 ) e on true
 left join lateral (
-    select
-        sum(q.prompt_token_count)::bigint as prompt_token_count,
-        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
-    from usage_attempt q where $2::boolean and q.rollout_id = x.id
+    select q.prompt_token_count, q.completion_token_count, q.token_count, q.cost_micros
+    from rollout_usage q where $2::boolean and q.rollout_id = x.id limit 1
 ) u on true
 ) s
 where s.bytes_before < $4::bigint
