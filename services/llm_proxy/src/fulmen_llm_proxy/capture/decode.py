@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -91,6 +91,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: little-endian float32 natural-log probabilities, one for each id.
         versions: policy versions by token range, covering every id.
         prompt_ids: little-endian int32 ids of its own prompt; empty if all choices share one prompt.
+        text: bytes of the tokens, one after the other; empty if the backend did not report those of each.
+        text_sizes: how many bytes of `text` each token has.
     """
 
     index: int
@@ -99,6 +101,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     versions: tuple[VersionRange, ...]
     prompt_ids: bytes = b""
+    text: bytes = b""
+    text_sizes: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int:
@@ -119,16 +123,25 @@ _INT32_BYTES = 4
 
 
 class _Logprob(msgspec.Struct, gc=False):
+    """Of texts, which are for people only, any value is read: a strange one must not spoil the call."""
+
     logprob: float
+    token: Any = None
+    bytes: msgspec.Raw = msgspec.Raw()
 
 
 class _Logprobs(msgspec.Struct):
-    """`content` in chat completions, `token_logprobs` in completions."""
+    """`content` in chat completions, `token_logprobs` and `tokens` in completions."""
 
     content: list[_Logprob] | None = None
     token_logprobs: list[float] | None = None
+    tokens: Any = None
 
 
+_PARTIAL: Final = "\N{REPLACEMENT CHARACTER}"
+"""What backends write for a token that is a part of a character; its `bytes` have it."""
+
+_BYTES = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, le=255)]])
 _IDS = msgspec.json.Decoder(list[int] | None)
 _PIECES_OF_IDS = msgspec.json.Decoder(list[list[int] | None])
 _PIECES_OF_LOGPROBS = msgspec.json.Decoder(list[_Logprobs])
@@ -250,8 +263,11 @@ def _decode_choice(index: int, collected: Collected, default_version: int, spann
     pieces = [piece or [] for piece in _PIECES_OF_IDS.decode(_joined(kept.token_ids))]
     token_ids = pieces[0] if len(pieces) == 1 else [token_id for piece in pieces for token_id in piece]
     logprobs: list[float] = []
+    texts: list[bytes] = []
     for found in _PIECES_OF_LOGPROBS.decode(_joined(kept.logprobs)):
         logprobs += found.token_logprobs or [entry.logprob for entry in found.content or ()]
+        texts += _texts(found)
+    known = len(texts) == len(token_ids) and any(texts)
     reported = _reported(collected, index)
     versions = () if reported is None else tuple(_VERSIONS.decode(reported))
     if not versions and spanned:
@@ -266,7 +282,27 @@ def _decode_choice(index: int, collected: Collected, default_version: int, spann
         finish_reason=kept.finish_reason or "",
         versions=versions,
         prompt_ids=b"" if kept.prompt_ids is None else _pack_ids(_ids(kept.prompt_ids)),
+        text=b"".join(texts) if known else b"",
+        text_sizes=tuple(map(len, texts)) if known else (),
     )
+
+
+def _texts(found: _Logprobs) -> list[bytes]:
+    """Returns the bytes of each token, empty where the backend does not say."""
+    if found.token_logprobs:
+        return [_text(each, None) for each in found.tokens] if isinstance(found.tokens, list) else []
+    return [_text(entry.token, entry.bytes) for entry in found.content or ()]
+
+
+def _text(token: object, raw: msgspec.Raw | None) -> bytes:
+    if not isinstance(token, str):
+        return b""
+    if raw and _PARTIAL in token:
+        try:
+            return bytes(_BYTES.decode(raw))
+        except UNREADABLE:
+            pass
+    return token.encode(errors="replace")
 
 
 def _joined(raws: list[msgspec.Raw]) -> bytes:
