@@ -32,4 +32,9 @@ export const routes: Route[] = [
     nav: { section: "", text: "Home" },
     screen: () => import("./screens/home/Home.svelte"),
   },
+  {
+    path: "projects/:project/rollouts/:rollout",
+    title: "Rollout :rollout",
+    screen: () => import("./screens/rollout/Rollout.svelte"),
+  },
 ];
