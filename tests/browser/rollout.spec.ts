@@ -10,6 +10,9 @@ const STORE = "fulmen.store.v1";
 let made: { run: string; large: string; hostile: string };
 let trained: string;
 
+// Looking for violations twice takes its time beside other work.
+test.slow();
+
 test.beforeAll(async () => {
   test.setTimeout(300_000);
   const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;
@@ -92,11 +95,14 @@ test("someone who may act runs a rollout again with another input, and follows t
   await input.fill("{");
   await expect(dialog.getByText("The input is not JSON")).toBeVisible();
   await expect(dialog.getByRole("button", { name: "Run", exact: true })).toBeDisabled();
-  await input.fill(JSON.stringify({ id: "7", question: "Where is order 7?", answer: "shipped" }));
+  await input.fill(JSON.stringify({ id: "7", input: { question: "Where is order 7?" }, answer: "shipped" }));
   await dialog.getByRole("button", { name: "Run", exact: true }).click();
   await expect(page).not.toHaveURL(new RegExp(trained));
   await expect(page.getByText("test", { exact: true })).toBeVisible();
-  await expect(page.getByText(/succeeded|failed/).first()).toBeVisible();
+  // What comes is shown as it comes: nothing is loaded anew.
+  await expect(page.getByText("Where is order 7?")).toBeVisible();
+  await expect(page.getByText("not trained on: rollouts of this mode are not trained on").first()).toBeVisible();
+  await expect(page.getByText("succeeded").first()).toBeVisible();
 });
 
 test("the command for the reader's machine is copied", async ({ open }) => {
@@ -108,25 +114,24 @@ test("the command for the reader's machine is copied", async ({ open }) => {
   expect(copied).toMatch(/^fulmen agent check train.toml --input '\{.*question/);
 });
 
-test("hostile texts are shown as texts, and do nothing", async ({ open }) => {
-  const fetched: string[] = [];
-  const page = await open(made.hostile, "reader");
-  page.on("request", (request) => fetched.push(request.url()));
-  for (const view of ["conversation", "waterfall", "flame", "printed", "contents"]) {
-    await page.goto(`${stack().url}/${made.hostile}?view=${view}`);
+for (const view of ["conversation", "waterfall", "flame", "printed", "contents"])
+  test(`hostile texts are shown as texts, and do nothing: ${view}`, async ({ open, page: opened }) => {
+    const fetched: string[] = [];
+    opened.on("request", (request) => fetched.push(request.url()));
+    const page = await open(`${made.hostile}?view=${view}&span=0000000000000002`, "reader");
     await expect(page.getByRole("heading", { level: 1 })).toBeVisible();
-    await expect(page.getByRole("tabpanel").getByRole("status", { name: "Loading" })).toHaveCount(0);
     if (view === "conversation") await expect(page.getByText("image/svg+xml").first()).toBeVisible();
-    if (view === "waterfall") await expect(page.getByText("parent missing").first()).toBeVisible();
+    if (view === "waterfall") {
+      await expect(page.getByText("parent missing").first()).toBeVisible();
+      await expect(page.getByRole("region", { name: "Span", exact: true })).toContainText("<script>");
+    }
+    if (view === "contents") await expect(page.getByRole("region", { name: "Input" })).toContainText("<script>");
     await expectAccessible(page);
     await picture(page, `rollout-hostile-${view}`);
-  }
-  await page.goto(`${stack().url}/${made.hostile}?view=waterfall&span=0000000000000002`);
-  await expect(page.getByRole("region", { name: "Span", exact: true })).toContainText("<script>");
-  await expect(page).toHaveTitle(/Fulmen/);
-  expect(await page.locator("main img, main script").count()).toBe(0);
-  expect(fetched.filter((url) => !url.startsWith(stack().url))).toEqual([]);
-});
+    await expect(page).toHaveTitle(/Fulmen/);
+    expect(await page.locator("main img, main script").count()).toBe(0);
+    expect(fetched.filter((url) => !url.startsWith(stack().url))).toEqual([]);
+  });
 
 test("ten thousand spans are there in a second, and scroll and zoom without a long task", async ({ open }) => {
   const page = await open(`${made.large}?view=printed`, "reader");

@@ -2,6 +2,16 @@
 
 const PRETTY_BELOW = 200_000;
 
+/** Returns how many characters the first lines of a text have, at most `limit`. */
+export function beginning(text: string, lines: number, limit: number): number {
+  let at = -1;
+  for (let n = 0; n < lines; n++) {
+    at = text.indexOf("\n", at + 1);
+    if (at < 0 || at >= limit) return limit;
+  }
+  return at;
+}
+
 /** Returns content as text: JSON indented, other text as it is, and bytes that are no text as their number. */
 export function contentText(content: Uint8Array, contentType: string): string {
   let text: string;
