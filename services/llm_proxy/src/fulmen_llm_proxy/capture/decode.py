@@ -291,7 +291,14 @@ def _texts(found: _Logprobs) -> list[bytes]:
     """Returns the bytes of each token, empty where the backend does not say."""
     if found.token_logprobs:
         return [_text(each, None) for each in found.tokens] if isinstance(found.tokens, list) else []
-    return [_text(entry.token, entry.bytes) for entry in found.content or ()]
+    entries = found.content or ()
+    try:
+        tokens = [entry.token for entry in entries]
+        if _PARTIAL not in "".join(tokens):
+            return [token.encode() for token in tokens]
+    except (TypeError, UnicodeEncodeError):
+        pass  # not all are texts
+    return [_text(entry.token, entry.bytes) for entry in entries]
 
 
 def _text(token: object, raw: msgspec.Raw | None) -> bytes:
