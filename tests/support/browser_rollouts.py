@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -33,8 +32,13 @@ from tests.support.store.spans import append
 LARGE: Final = 10_000
 CHUNK: Final = 500
 TRAIN_LIMIT_S: Final = 240
-# Two stages have steps: enough for an agent that calls its tool.
-SHORT: Final = {"steps": 4, "prompts_per_step": 2, "group_size": 4, "minibatches": 1}
+# What is shortened of the configuration: enough for an agent that calls its tool.
+SHORT: Final = {
+    "steps = 300": "steps = 60",
+    "steps = 30\n": "steps = 2\n",
+    "prompts_per_step = 10": "prompts_per_step = 4",
+    "group_size = 8": "group_size = 4",
+}
 BEGIN_NS: Final = 1_700_000_000_000_000_000
 MS: Final = 1_000_000
 MARK: Final = "<script>document.title='hacked'</script><img src=x onerror=\"document.title='hacked'\">"
@@ -157,8 +161,10 @@ def train(folder: Path) -> str:
         _fulmen("init", str(agent))
         config = agent / "train.toml"
         text = config.read_text()
-        for key, value in SHORT.items():
-            text = re.sub(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        for before, after in SHORT.items():
+            if before not in text:
+                raise ValueError(f"{before} is not in the train.toml of `fulmen init`")
+            text = text.replace(before, after)
         config.write_text(text)
         _fulmen("train", str(config), "--state-dir", str(folder))
     return "orders"
