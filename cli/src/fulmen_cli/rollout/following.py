@@ -79,9 +79,10 @@ async def _spans(client: Services, name: str) -> AsyncIterator[span_service_pb2.
     """Yields every span once, over restarts of the store."""
     chunks: set[tuple[str, str]] = set()
     spans: set[tuple[str, bytes]] = set()
+    cursor = ""
     reached = time.monotonic()
     while True:
-        stream = client.spans.WatchSpans(span_service_pb2.WatchSpansRequest(parent=name))
+        stream = client.spans.WatchSpans(span_service_pb2.WatchSpansRequest(parent=name, cursor=cursor))
         try:
             while True:
                 async with asyncio.timeout(SILENCE_LIMIT_S):
@@ -106,6 +107,8 @@ async def _spans(client: Services, name: str) -> AsyncIterator[span_service_pb2.
                 # What came together is shown in order of time; chunk ids have none within a millisecond.
                 for _, found in sorted(new, key=lambda each: each[0]):
                     yield found
+                # After the spans were shown: what a broken stream did not show comes again.
+                cursor = answer.cursor or cursor
                 # A screen that is slow for longer than the store waits has reached it, too.
                 reached = time.monotonic()
         except (Unavailable, DeadlineExceeded, TimeoutError):

@@ -61,4 +61,9 @@ export const routes: Route[] = [
     title: "Group :group",
     screen: () => import("./screens/group/Group.svelte"),
   },
+  {
+    path: "projects/:project/rollouts/:rollout",
+    title: "Rollout :rollout",
+    screen: () => import("./screens/rollout/Rollout.svelte"),
+  },
 ];

@@ -6,15 +6,21 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import pytest
+from opentelemetry.proto.trace.v1 import trace_pb2
 
-from fulmen.errors import ArgumentInvalid, Draining, PermissionDenied, QuotaExceeded, RolloutNotFound
-from fulmen.ids import uuid7
+from fulmen.errors import ArgumentInvalid, CursorInvalid, Draining, PermissionDenied, QuotaExceeded, RolloutNotFound
+from fulmen.ids import parse_rollout_name, uuid7
 from fulmen.store.v1 import span_pb2
 from fulmen.store.v1 import span_service_pb2 as pb
+from fulmen.type.v1 import model_call_pb2
 from fulmen_store.database.database import Database
+from fulmen_store.rollouts.feed_cursor import Cursor
 from fulmen_store.spans import following
+from fulmen_store.spans.table import SpanParent
 from tests.support.store.running import LIMIT_S, Runner, StoreHandle, Stubs, cancel, create, replicas
 from tests.support.store.spans import append, chunk_of, packed, span
 
@@ -42,6 +48,19 @@ class Watch:
                 if message.chunks:
                     return list(message.chunks)
         raise AssertionError("the store closed the stream")
+
+    async def cursor(self) -> str:
+        """Returns the cursor of the next message that has one."""
+        async with asyncio.timeout(LIMIT_S):
+            async for message in self.stream:
+                if message.cursor:
+                    return str(message.cursor)
+        raise AssertionError("the store closed the stream")
+
+    async def spans(self) -> list[pb.AttemptSpan]:
+        """Returns the spans until the store closes the stream."""
+        async with asyncio.timeout(LIMIT_S):
+            return [span async for message in self.stream for span in message.spans]
 
     async def rest(self) -> list[str]:
         """Returns the ids of the chunks until the store closes the stream."""
@@ -189,7 +208,9 @@ async def test_a_quiet_watch_says_that_it_lives(stubs: Stubs, monkeypatch: pytes
     stream: AsyncIterator[pb.WatchSpansResponse] = stubs.spans.WatchSpans(pb.WatchSpansRequest(parent=name))
     async with asyncio.timeout(LIMIT_S):
         for _ in range(2):
-            assert await anext(stream) == pb.WatchSpansResponse()
+            message = await anext(stream)
+            assert message == pb.WatchSpansResponse(cursor=message.cursor)
+            assert message.cursor
 
 
 async def test_a_rollout_with_too_many_chunks_is_not_watched_on(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +219,109 @@ async def test_a_rollout_with_too_many_chunks_is_not_watched_on(stubs: Stubs, mo
     await append(stubs, *(chunk_of(f"{name}/attempts/1") for _ in range(3)))
     with pytest.raises(QuotaExceeded, match="more than 2 chunks"):
         await Watch(stubs, name).rest()
+
+
+async def test_a_watch_resumes_after_the_last_cursor(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    attempt = f"{name}/attempts/1"
+    first, second = chunk_of(attempt), chunk_of(attempt)
+    await append(stubs, first)
+    cursor = await Watch(stubs, name).cursor()
+    await append(stubs, second)
+    await cancel(stubs, name)
+    came = await Watch(stubs, name, cursor=cursor).rest()
+    assert second.chunk_id in came
+    async with asyncio.timeout(LIMIT_S):
+        while {first.chunk_id, second.chunk_id} & set(came):  # another transaction may have been older than theirs
+            cursor = await Watch(stubs, name).cursor()
+            came = await Watch(stubs, name, cursor=cursor).rest()
+
+
+async def test_what_was_being_written_at_a_cursor_comes_after_it(stubs: Stubs, connection: asyncpg.Connection) -> None:
+    (name,) = await create(stubs)
+    first, second, late = (chunk_of(f"{name}/attempts/1") for _ in range(3))
+    async with connection.transaction():
+        await connection.execute("select pg_current_xact_id()")  # an older transaction that is still open
+        await append(stubs, first)
+        cursor = await Watch(stubs, name).cursor()
+        await append(stubs, second)
+    await append(stubs, late)
+    await cancel(stubs, name)
+    assert set(await Watch(stubs, name, cursor=cursor).rest()) >= {second.chunk_id, late.chunk_id}
+
+
+async def test_a_cursor_of_something_else_is_refused(stubs: Stubs) -> None:
+    name, other = await create(stubs, 2)
+    cursor = await Watch(stubs, name).cursor()
+    ahead = Cursor(xid=2**40).encode(
+        SpanParent(project="projects/default", rollout_id=parse_rollout_name(name).rollout_id)
+    )
+    for parent, text in ((other, cursor), (f"{name}/attempts/1", cursor), (name, "x"), (name, ahead)):
+        with pytest.raises(CursorInvalid):
+            await Watch(stubs, parent, cursor=text).rest()
+
+
+async def test_spans_come_unpacked_and_each_once(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    attempt = f"{name}/attempts/1"
+    one, two = span("one"), span("two")
+    call = model_call_pb2.ModelCallRecord(model="m", request_json=b"{}", completion_token_ids=b"1234")
+    await append(stubs, packed(attempt, one, two, model_call=call.SerializeToString()))
+    await append(stubs, packed(attempt, two))
+    await cancel(stubs, name)
+    whole = await Watch(stubs, name, form=pb.WATCHED_FORM_SPANS).spans()
+    assert [(each.attempt, _span(each).name) for each in whole] == [(attempt, "one"), (attempt, "two")]
+    assert model_call_pb2.ModelCallRecord.FromString(whole[0].span.model_call) == call
+
+
+async def test_an_outline_has_no_contents_of_model_calls_and_no_long_texts(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    attempt = f"{name}/attempts/1"
+    call = model_call_pb2.ModelCallRecord(
+        model="m", policy="p", finish_reason="stop", request_json=b"{}", completion_token_ids=b"1234",
+        completion_token_text=b"x", completion_token_sizes=[1],
+    )  # fmt: skip
+    big, small = span("big", long="x" * 100_000, short="s"), span("small", a="b")
+    await append(stubs, packed(attempt, big, model_call=call.SerializeToString()), packed(attempt, small))
+    await cancel(stubs, name)
+    found = await Watch(stubs, name, form=pb.WATCHED_FORM_OUTLINES).spans()
+    assert sum(each.ByteSize() for each in found) < 2000
+    by_name = {_span(each).name: each for each in found}
+    assert _span(by_name["small"]) == small
+    kept = model_call_pb2.ModelCallRecord.FromString(by_name["big"].span.model_call)
+    assert kept == model_call_pb2.ModelCallRecord(model="m", policy="p", finish_reason="stop")
+    outline = _span(by_name["big"])
+    assert (outline.span_id, outline.start_time_unix_nano) == (big.span_id, big.start_time_unix_nano)
+    assert {pair.key: len(pair.value.string_value) for pair in outline.attributes} == {"long": 256, "short": 1}
+
+
+async def test_spans_are_found_by_their_ids(stubs: Stubs) -> None:
+    (name,) = await create(stubs)
+    one, two = span("one"), span("two")
+    await append(stubs, packed(f"{name}/attempts/1", one, two))
+    request = pb.ListSpansRequest(parent=name, filter=pb.SpanFilter(span_ids=[two.span_id]))
+    assert [_span(each).name for each in (await stubs.spans.ListSpans(request)).spans] == ["two"]
+
+
+async def test_one_statement_looks_for_all_watchers_of_a_replica(stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_together = asyncio.Event()
+    fetch = Database.fetch_of_days
+
+    def noted(self: Database, name: str, rollout_ids: list[UUID], *arguments: object) -> Awaitable[Any]:
+        if name == "watched_chunks" and len(rollout_ids) == 20:
+            all_together.set()
+        return fetch(self, name, rollout_ids, *arguments)
+
+    monkeypatch.setattr(Database, "fetch_of_days", noted)
+    names = await create(stubs, 20)
+    watches = [Watch(stubs, name) for name in names]
+    await asyncio.gather(*(watch.cursor() for watch in watches))
+    async with asyncio.timeout(LIMIT_S):
+        await all_together.wait()
+
+
+def _span(found: pb.AttemptSpan) -> trace_pb2.Span:
+    return trace_pb2.Span.FromString(found.span.otlp_span)
 
 
 def _in_order(*chunks: span_pb2.SpanChunk) -> list[span_pb2.SpanChunk]:

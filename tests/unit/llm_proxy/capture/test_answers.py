@@ -38,6 +38,31 @@ def judge(document: object) -> tuple[dict, Captured]:
     return json.loads(passed), decode_capture(reader.collected, default_version=3)
 
 
+def test_the_text_of_each_token_is_kept_also_of_one_that_is_a_part_of_a_character() -> None:
+    content = [
+        {"token": "\ufffd", "logprob": -0.5, "bytes": [0xC3]},
+        {"token": "\ufffdb", "logprob": -1.5, "bytes": [0xA4, 0x62]},
+    ]
+    _, captured = judge(answer(choice={"logprobs": {"content": content}}))
+    assert captured.flaws == ()
+    assert (captured.choices[0].text, captured.choices[0].text_sizes) == ("äb".encode(), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "strange", [{"token": 7}, {"token": None}, {"token": "\ufffd", "bytes": [999]}, {"bytes": "x"}, {}]
+)
+def test_strange_texts_of_tokens_do_not_spoil_a_call(strange: dict) -> None:
+    content = [{"logprob": -0.5, **strange}, {"token": "b", "logprob": -1.5}]
+    _, captured = judge(answer(choice={"logprobs": {"content": content}}))
+    assert captured.flaws == ()
+    assert len(captured.choices[0].text_sizes) == 2
+
+
+def test_an_answer_without_texts_of_tokens_has_none() -> None:
+    _, captured = judge(answer(choice={"logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1.5}]}}))
+    assert (captured.choices[0].text, captured.choices[0].text_sizes) == (b"", ())
+
+
 def test_an_answer_with_nothing_to_strip_passes_byte_for_byte() -> None:
     body = b'{ "choices" : [ {"index":0, "message": {"content":"\\u00e4"}} ],   "big": 123456789012345678901234567890 }'
     assert ChatReader(Asked()).whole(body) == body

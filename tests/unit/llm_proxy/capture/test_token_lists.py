@@ -17,7 +17,7 @@ from fulmen_llm_proxy.capture.token_lists import ids_in_python, logprobs_in_pyth
 from fulmen_llm_proxy.native.library import LibraryUnavailable, open_library
 from fulmen_llm_proxy.native.tokens import TokenPacker, load
 
-_NO_PACKING = (msgspec.DecodeError, struct.error, OverflowError)
+_NO_PACKING = (msgspec.DecodeError, UnicodeDecodeError, struct.error, OverflowError)
 
 _SPACE = st.sampled_from(["", "", " ", "\n", "\t ", "\r\n"])
 _TEXT = st.text(max_size=8)
@@ -75,11 +75,12 @@ def ids_of(joined: bytes) -> tuple[bytes, list[int]] | None:
     return packed, list(lengths)
 
 
-def logprobs_of(joined: bytes) -> bytes | None:
+def logprobs_of(joined: bytes) -> tuple[bytes, bytes, list[int]] | None:
     try:
-        return logprobs_in_python(joined)
+        logprobs, text, sizes = logprobs_in_python(joined)
     except _NO_PACKING:
         return None
+    return logprobs, text, list(sizes)
 
 
 @settings(max_examples=150, deadline=None)
@@ -132,8 +133,23 @@ def test_a_usual_answer_is_packed_without_python(packer: TokenPacker) -> None:
     packed = packer.logprobs(joined)
     assert packed is not None
     assert packed == logprobs_in_python(joined)
+    assert (packed[1], packed[2][:2]) == ("é".encode() * 20_000, [2, 2])
     ids = [chance.randrange(200_000) for _ in range(20_000)]
     assert packer.ids(json.dumps([ids, None]).encode(), 2) == (struct.pack("<20000i", *ids), [20_000, 0])
+
+
+@pytest.mark.parametrize("token", ["a", r" \n\t\"\\\/", r"\u00e9\u0000", "é€😀", ""])
+def test_texts_of_tokens_are_packed_without_python(packer: TokenPacker, token: str) -> None:
+    joined = b'[{"content":[{"token":"%b","logprob":-1.0},{"logprob":-2.0}]}]' % token.encode()
+    packed = packer.logprobs(joined)
+    assert packed is not None
+    assert packed == logprobs_of(joined)
+    assert packed[2] == [len(json.loads(f'"{token}"').encode()), 0]
+
+
+@pytest.mark.parametrize("token", ["\ufffd", r"\ufffd", r"\ud83d\ude00", r"\q", "\x01"])
+def test_parts_of_characters_and_damaged_texts_are_left_to_python(packer: TokenPacker, token: str) -> None:
+    assert packer.logprobs(b'[{"content":[{"token":"%b","logprob":-1.0}]}]' % token.encode()) is None
 
 
 @pytest.mark.parametrize(

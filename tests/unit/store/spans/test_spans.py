@@ -113,7 +113,8 @@ async def test_the_same_spans_alone_make_the_same_chunk() -> None:
 
 TEXTS = st.sampled_from(["", "a", "ab", "7", "true", "1.5"])
 FACTS = st.builds(
-    lambda name, start, length, error, call, attributes: SpanFacts(
+    lambda span_id, name, start, length, error, call, attributes: SpanFacts(
+        span_id=span_id,
         name=name,
         start_ns=start,
         end_ns=start + length,
@@ -121,6 +122,7 @@ FACTS = st.builds(
         is_model_call=call,
         attributes=lambda: attributes,
     ),
+    st.sampled_from([b"12345678", b"87654321"]),
     TEXTS,
     st.integers(1, 20),
     st.integers(0, 20),
@@ -139,6 +141,7 @@ FILTERS = st.builds(
     duration_min_ns=NUMBERS,
     errors_only=st.booleans(),
     model_calls_only=st.booleans(),
+    span_ids=st.frozensets(st.sampled_from([b"12345678"]), max_size=1),
 )
 
 

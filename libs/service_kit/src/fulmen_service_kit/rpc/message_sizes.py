@@ -6,12 +6,20 @@ less, and the limits of fields keep a single entry below the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-__all__ = ["ANSWER_BYTES", "MAX_SENT_BYTES", "MESSAGE_BYTES", "fitting", "messages_of", "parts_of"]
+__all__ = [
+    "ANSWER_BYTES",
+    "MAX_SENT_BYTES",
+    "MESSAGE_BYTES",
+    "fitting",
+    "messages_of",
+    "messages_of_stream",
+    "parts_of",
+]
 
 MAX_SENT_BYTES: Final = 4 * 1024 * 1024
 """What a gRPC client accepts without options; servers send nothing larger."""
@@ -42,6 +50,21 @@ def messages_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     part: list[Entry] = []
     size_bytes = 0
     for entry in entries:
+        entry_bytes = entry.ByteSize()
+        if part and size_bytes + entry_bytes > MESSAGE_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(entry)
+        size_bytes += entry_bytes
+    if part:
+        yield part
+
+
+async def messages_of_stream(entries: AsyncIterator[Entry]) -> AsyncIterator[list[Entry]]:
+    """Yields the entries of each message of a stream, as they come."""
+    part: list[Entry] = []
+    size_bytes = 0
+    async for entry in entries:
         entry_bytes = entry.ByteSize()
         if part and size_bytes + entry_bytes > MESSAGE_BYTES:
             yield part

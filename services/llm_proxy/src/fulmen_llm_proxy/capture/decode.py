@@ -94,6 +94,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: little-endian float32 natural-log probabilities, one for each id.
         versions: policy versions by token range, covering every id.
         prompt_ids: little-endian int32 ids of its own prompt; empty if all choices share one prompt.
+        text: bytes of the tokens, one after the other; empty if the backend did not report those of each.
+        text_sizes: how many bytes of `text` each token has.
     """
 
     index: int
@@ -102,6 +104,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     versions: tuple[VersionRange, ...]
     prompt_ids: bytes = b""
+    text: bytes = b""
+    text_sizes: tuple[int, ...] = ()
 
     @property
     def token_count(self) -> int:
@@ -244,7 +248,8 @@ def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, 
 def _decode_choice(index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]) -> CapturedChoice:
     kept = collected.choices[index]
     token_ids, lengths = pack_ids(kept.token_ids)
-    logprobs = pack_logprobs(kept.logprobs)
+    logprobs, text, text_sizes = pack_logprobs(kept.logprobs)
+    known = len(text_sizes) == sum(lengths) and text
     reported = _reported(collected, index)
     versions = () if reported is None else tuple(_VERSIONS.decode(reported))
     if not versions and spanned:
@@ -258,4 +263,6 @@ def _decode_choice(index: int, collected: Collected, default_version: int, spann
         finish_reason=kept.finish_reason or "",
         versions=versions,
         prompt_ids=b"" if kept.prompt_ids is None else pack_ids([kept.prompt_ids])[0],
+        text=text if known else b"",
+        text_sizes=tuple(text_sizes) if known else (),
     )

@@ -220,6 +220,8 @@ class SpanCodec:
                 # Training needs only the token ids; the texts would make the chunk too large.
                 record.ClearField("request_json")
                 record.ClearField("response_json")
+                record.ClearField("completion_token_text")
+                record.ClearField("completion_token_sizes")
                 packed = record.SerializeToString()
             records.append(self._record(own, packed))
         return records
@@ -257,6 +259,8 @@ def _model_call(
         usable=not flaws,
         unusable_reason=flaws,
         agent_name=call.agent_name,
+        completion_token_text=choice.text,
+        completion_token_sizes=choice.text_sizes,
     )
     if sampling.temperature is not None:
         record.temperature = sampling.temperature

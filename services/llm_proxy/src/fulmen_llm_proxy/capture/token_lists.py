@@ -1,4 +1,4 @@
-"""Packs the token ids and log-probabilities of an answer, which arrive as JSON: compiled if possible, otherwise in Python.
+"""Packs the token ids, log-probabilities and texts of an answer, which arrive as JSON: compiled if possible, otherwise in Python.
 
 The compiled functions refuse what is unusual, and Python decides about it: both ways have the same results and errors.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
@@ -18,16 +19,25 @@ _log = structlog.get_logger(__name__)
 
 
 class _Logprob(msgspec.Struct, gc=False):
+    """Of texts, which are for people only, any value is read: a strange one must not spoil the call."""
+
     logprob: float
+    token: Any = None
+    bytes: msgspec.Raw = msgspec.Raw()
 
 
 class _Logprobs(msgspec.Struct):
-    """`content` in chat completions, `token_logprobs` in completions."""
+    """`content` in chat completions, `token_logprobs` and `tokens` in completions."""
 
     content: list[_Logprob] | None = None
     token_logprobs: list[float] | None = None
+    tokens: Any = None
 
 
+_PARTIAL: Final = "\N{REPLACEMENT CHARACTER}"
+"""What backends write for a token that is a part of a character; its `bytes` have it."""
+
+_BYTES = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, le=255)]])
 _PIECES_OF_IDS = msgspec.json.Decoder(list[list[int] | None])
 _PIECES_OF_LOGPROBS = msgspec.json.Decoder(list[_Logprobs])
 
@@ -55,8 +65,12 @@ def pack_ids(pieces: Sequence[msgspec.Raw]) -> tuple[bytes, Sequence[int]]:
     return ids_in_python(joined) if packed is None else packed
 
 
-def pack_logprobs(pieces: Sequence[msgspec.Raw]) -> bytes:
-    """Returns the log-probabilities of all pieces as little-endian float32.
+def pack_logprobs(pieces: Sequence[msgspec.Raw]) -> tuple[bytes, bytes, Sequence[int]]:
+    """Packs the log-probabilities of all pieces.
+
+    Returns:
+        Little-endian float32 log-probabilities, the texts of tokens one behind the other, and how many bytes each has,
+        0 where the backend does not say.
 
     Raises:
         msgspec.DecodeError, struct.error, OverflowError: if a piece is of another form.
@@ -74,12 +88,39 @@ def ids_in_python(joined: bytes) -> tuple[bytes, Sequence[int]]:
     return struct.pack(f"<{len(token_ids)}i", *token_ids), [len(piece) for piece in pieces]
 
 
-def logprobs_in_python(joined: bytes) -> bytes:
+def logprobs_in_python(joined: bytes) -> tuple[bytes, bytes, Sequence[int]]:
     """Does what `pack_logprobs` does, with the pieces in one JSON list."""
     logprobs: list[float] = []
+    texts: list[bytes] = []
     for found in _PIECES_OF_LOGPROBS.decode(joined):
         logprobs += found.token_logprobs or [entry.logprob for entry in found.content or ()]
-    return struct.pack(f"<{len(logprobs)}f", *logprobs)
+        texts += _texts(found)
+    return struct.pack(f"<{len(logprobs)}f", *logprobs), b"".join(texts), list(map(len, texts))
+
+
+def _texts(found: _Logprobs) -> list[bytes]:
+    """Returns the bytes of each token, empty where the backend does not say."""
+    if found.token_logprobs:
+        return [_text(each, None) for each in found.tokens] if isinstance(found.tokens, list) else []
+    entries = found.content or ()
+    try:
+        tokens = [entry.token for entry in entries]
+        if _PARTIAL not in "".join(tokens):
+            return [token.encode() for token in tokens]
+    except (TypeError, UnicodeEncodeError):
+        pass  # not all are texts
+    return [_text(entry.token, entry.bytes) for entry in entries]
+
+
+def _text(token: object, raw: msgspec.Raw | None) -> bytes:
+    if not isinstance(token, str):
+        return b""
+    if raw and _PARTIAL in token:
+        try:
+            return bytes(_BYTES.decode(raw))
+        except msgspec.DecodeError:
+            pass
+    return token.encode(errors="replace")
 
 
 def _joined(raws: Sequence[msgspec.Raw]) -> bytes:

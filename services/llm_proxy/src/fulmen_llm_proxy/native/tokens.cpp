@@ -1,4 +1,4 @@
-// Packs the token ids and log-probabilities of an answer: what `capture/token_lists.py` does with msgspec and struct.
+// Packs the token ids, log-probabilities and texts of an answer: what `capture/token_lists.py` does with msgspec and struct.
 //
 // Invariant: whatever is accepted here is accepted there, with the same bytes. Anything unusual (a field that may matter, a
 // number with more than 19 digits, a float whose rounding is in doubt) is UNUSUAL, and left to Python. Nothing is allocated,
@@ -48,14 +48,16 @@ bool take_word(Text &text, const char *word) {
 }
 
 // Takes the digits of `\uXXXX`; half of a pair is left to Python.
-bool take_code_point(Text &text) {
+bool take_code_point(Text &text, uint32_t &code) {
   if (text.end - text.at < 4) return false;
-  if ((text.at[0] == 'd' || text.at[0] == 'D') && !(text.at[1] >= '0' && text.at[1] <= '7')) return false;
+  code = 0;
   for (int i = 0; i < 4; ++i) {
     const char c = *text.at++;
-    if (!is_digit(c) && !(c >= 'a' && c <= 'f') && !(c >= 'A' && c <= 'F')) return false;
+    const int digit = is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (digit < 0) return false;
+    code = code * 16 + static_cast<uint32_t>(digit);
   }
-  return true;
+  return code < 0xD800 || code > 0xDFFF;
 }
 
 // Skips a string after its first quote.
@@ -69,7 +71,8 @@ bool skip_string(Text &text) {
     switch (*text.at++) {
       case '"': case '\\': case '/': case 'b': case 'f': case 'n': case 'r': case 't': break;
       case 'u':
-        if (!take_code_point(text)) return false;
+        uint32_t code;
+        if (!take_code_point(text, code)) return false;
         break;
       default: return false;
     }
@@ -96,6 +99,76 @@ bool is_key(const char *key, int64_t size, const char *name) {
   for (int64_t i = 0; i < size; ++i)
     if (name[i] == 0 || name[i] != key[i]) return false;
   return name[size] == 0;
+}
+
+// Where the texts of tokens go, one behind the other. They are never longer than their JSON.
+struct Texts {
+  char *out;
+  int64_t size;
+};
+
+constexpr uint32_t PARTIAL = 0xFFFD;  // what backends write for a token that is a part of a character
+
+void put(Texts &texts, uint32_t code) {
+  char *out = texts.out + texts.size;
+  if (code < 0x80) {
+    out[0] = static_cast<char>(code), texts.size += 1;
+  } else if (code < 0x800) {
+    out[0] = static_cast<char>(0xC0 | code >> 6), out[1] = static_cast<char>(0x80 | (code & 0x3F)), texts.size += 2;
+  } else {
+    out[0] = static_cast<char>(0xE0 | code >> 12), out[1] = static_cast<char>(0x80 | (code >> 6 & 0x3F));
+    out[2] = static_cast<char>(0x80 | (code & 0x3F)), texts.size += 3;
+  }
+}
+
+// Takes a character of several bytes of UTF-8 (RFC 3629, section 4).
+bool take_wide(Text &text, Texts &texts) {
+  const unsigned char *at = reinterpret_cast<const unsigned char *>(text.at);
+  const int more = at[0] >= 0xC2 && at[0] <= 0xDF ? 1 : at[0] >= 0xE0 && at[0] <= 0xEF ? 2 : at[0] >= 0xF0 && at[0] <= 0xF4 ? 3 : 0;
+  if (!more || text.end - text.at <= more) return false;
+  for (int i = 1; i <= more; ++i)
+    if ((at[i] & 0xC0) != 0x80) return false;
+  if ((at[0] == 0xE0 && at[1] < 0xA0) || (at[0] == 0xED && at[1] > 0x9F)) return false;
+  if ((at[0] == 0xF0 && at[1] < 0x90) || (at[0] == 0xF4 && at[1] > 0x8F)) return false;
+  if (at[0] == 0xEF && at[1] == 0xBF && at[2] == 0xBD) return false;  // PARTIAL
+  for (int i = 0; i <= more; ++i) texts.out[texts.size++] = *text.at++;
+  return true;
+}
+
+// Takes a string after its first quote; a part of a character is left to Python.
+bool take_string(Text &text, Texts &texts) {
+  while (text.at < text.end) {
+    const unsigned char c = static_cast<unsigned char>(*text.at);
+    if (c >= 0x80) {
+      if (!take_wide(text, texts)) return false;
+      continue;
+    }
+    ++text.at;
+    if (c == '"') return true;
+    if (c < 0x20) return false;
+    if (c != '\\') {
+      texts.out[texts.size++] = static_cast<char>(c);
+      continue;
+    }
+    if (text.at == text.end) return false;
+    uint32_t code;
+    switch (*text.at++) {
+      case '"': code = '"'; break;
+      case '\\': code = '\\'; break;
+      case '/': code = '/'; break;
+      case 'b': code = '\b'; break;
+      case 'f': code = '\f'; break;
+      case 'n': code = '\n'; break;
+      case 'r': code = '\r'; break;
+      case 't': code = '\t'; break;
+      case 'u':
+        if (!take_code_point(text, code) || code == PARTIAL) return false;
+        break;
+      default: return false;
+    }
+    put(texts, code);
+  }
+  return false;
 }
 
 struct Number {
@@ -196,14 +269,20 @@ bool skip_value(Text &text, int depth) {
   }
 }
 
-// Takes `{"token": ..., "logprob": -0.5, ...}`.
-bool take_entry(Text &text, float &value) {
+// Takes `{"token": "...", "logprob": -0.5, ...}`. A token that is no string has no text.
+bool take_entry(Text &text, float &value, Texts &texts) {
   if (!take(text, '{')) return false;
-  bool found = false;
+  bool found = false, named = false;
   do {
     const char *key;
     int64_t size;
     if (!take_key(text, key, size)) return false;
+    if (is_key(key, size, "token")) {
+      if (named) return false;
+      named = true;
+      if (take(text, '"') ? !take_string(text, texts) : !skip_value(text, 0)) return false;
+      continue;
+    }
     if (!is_key(key, size, "logprob")) {
       if (!skip_value(text, 0)) return false;
       continue;
@@ -217,19 +296,20 @@ bool take_entry(Text &text, float &value) {
 }
 
 // Takes the list of a choice's entries, or null.
-bool take_content(Text &text, float *out, int64_t capacity, int64_t &count) {
+bool take_content(Text &text, float *out, int32_t *sizes, int64_t capacity, int64_t &count, Texts &texts) {
   skip_space(text);
   if (take_word(text, "null")) return true;
   if (!take(text, '[')) return false;
   if (take(text, ']')) return true;
   do {
-    if (count == capacity || !take_entry(text, out[count])) return false;
-    ++count;
+    const int64_t before = texts.size;
+    if (count == capacity || !take_entry(text, out[count], texts)) return false;
+    sizes[count++] = static_cast<int32_t>(texts.size - before);
   } while (take(text, ','));
   return take(text, ']');
 }
 
-bool take_logprobs(Text &text, float *out, int64_t capacity, int64_t &count) {
+bool take_logprobs(Text &text, float *out, int32_t *sizes, int64_t capacity, int64_t &count, Texts &texts) {
   if (!take(text, '{')) return false;
   if (take(text, '}')) return true;
   bool found = false;
@@ -241,7 +321,7 @@ bool take_logprobs(Text &text, float *out, int64_t capacity, int64_t &count) {
       if (!skip_value(text, 0)) return false;
       continue;
     }
-    if (found || !take_content(text, out, capacity, count)) return false;
+    if (found || !take_content(text, out, sizes, capacity, count, texts)) return false;
     found = true;
   } while (take(text, ','));
   return take(text, '}');
@@ -286,14 +366,16 @@ int64_t fulmen_pack_ids(const char *json, int64_t size, int32_t *out, int64_t ca
   return take(text, ']') && is_over(text) ? count : UNUSUAL;
 }
 
-// Packs `[{"content": [{"logprob": -0.5}]}, ...]`. Returns the number of log-probabilities, or UNUSUAL.
-int64_t fulmen_pack_logprobs(const char *json, int64_t size, float *out, int64_t capacity) {
+// Packs `[{"content": [{"token": "a", "logprob": -0.5}]}, ...]`. Writes log-probabilities, the texts of tokens one behind the other,
+// for which there must be room as for the JSON, and the size of each. Returns the number of log-probabilities, or UNUSUAL.
+int64_t fulmen_pack_logprobs(const char *json, int64_t size, float *out, int32_t *sizes, int64_t capacity, char *all_texts) {
   Text text{json, json + size};
+  Texts texts{all_texts, 0};
   int64_t count = 0;
   if (!take(text, '[')) return UNUSUAL;
   if (take(text, ']')) return is_over(text) ? 0 : UNUSUAL;
   do {
-    if (!take_logprobs(text, out, capacity, count)) return UNUSUAL;
+    if (!take_logprobs(text, out, sizes, capacity, count, texts)) return UNUSUAL;
   } while (take(text, ','));
   return take(text, ']') && is_over(text) ? count : UNUSUAL;
 }

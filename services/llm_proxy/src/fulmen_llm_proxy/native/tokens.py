@@ -24,8 +24,10 @@ class _Scratch(threading.local):
 
     def grow(self, size_bytes: int) -> None:
         """Makes room for so many bytes."""
-        self.values = ctypes.create_string_buffer(size_bytes)
-        self.at, self.capacity = ctypes.addressof(self.values), size_bytes // _VALUE_BYTES
+        # Values, the sizes of their texts, and the texts, which are no longer than their JSON.
+        self.buffers = [ctypes.create_string_buffer(size_bytes) for _ in range(3)]
+        self.at, self.sizes, self.texts = map(ctypes.addressof, self.buffers)
+        self.capacity = size_bytes // _VALUE_BYTES
 
 
 class TokenPacker:
@@ -36,7 +38,7 @@ class TokenPacker:
         self._ids, self._logprobs = library.fulmen_pack_ids, library.fulmen_pack_logprobs
         self._ids.restype = self._logprobs.restype = _INT
         self._ids.argtypes = [ctypes.c_char_p, _INT, _AT, _INT, _AT, _INT]
-        self._logprobs.argtypes = [ctypes.c_char_p, _INT, _AT, _INT]
+        self._logprobs.argtypes = [ctypes.c_char_p, _INT, _AT, _AT, _INT, _AT]
         self._scratch = _Scratch()
 
     def ids(self, joined: bytes, pieces: int) -> tuple[bytes, Sequence[int]] | None:
@@ -48,13 +50,25 @@ class TokenPacker:
         count = self._ids(joined, len(joined), scratch.at, scratch.capacity, lengths, pieces)
         return None if count < 0 else (ctypes.string_at(scratch.at, count * _VALUE_BYTES), lengths[:])
 
-    def logprobs(self, joined: bytes) -> bytes | None:
-        """Packs `[{"content": [{"logprob": -0.5}]}]`: little-endian float32; None if it is unusual."""
+    def logprobs(self, joined: bytes) -> tuple[bytes, bytes, Sequence[int]] | None:
+        """Packs `[{"content": [{"token": "a", "logprob": -0.5}]}]`.
+
+        Returns:
+            Little-endian float32 log-probabilities, the texts of tokens one behind the other, and the bytes of each;
+            None if it is unusual.
+        """
         scratch = self._room(joined)
         if scratch is None:
             return None
-        count = self._logprobs(joined, len(joined), scratch.at, scratch.capacity)
-        return None if count < 0 else ctypes.string_at(scratch.at, count * _VALUE_BYTES)
+        count = self._logprobs(joined, len(joined), scratch.at, scratch.sizes, scratch.capacity, scratch.texts)
+        if count < 0:
+            return None
+        sizes = (ctypes.c_int32 * count).from_address(scratch.sizes)[:]
+        return (
+            ctypes.string_at(scratch.at, count * _VALUE_BYTES),
+            ctypes.string_at(scratch.texts, sum(sizes)),
+            sizes,
+        )
 
     def _room(self, joined: bytes) -> _Scratch | None:
         """Returns room for all values of a JSON list, of which each has two bytes at least; None if it is too long."""

@@ -75,5 +75,5 @@ class Cursor:
         except (binascii.Error, ValueError, struct.error):
             raise CursorInvalid("The cursor is malformed.") from None
         if version != VERSION or digest != selection.digest() or xid >= 2**63:
-            raise CursorInvalid("The cursor belongs to another project, training run or group.")
+            raise CursorInvalid("The cursor belongs to another selection.")
         return Cursor(xid=xid, rollout_id=UUID(bytes=rollout))

@@ -18,6 +18,7 @@ class SpanFacts:
         attributes: Function that returns the single-valued attributes; called only if a filter needs them.
     """
 
+    span_id: bytes
     name: str
     start_ns: int
     end_ns: int
@@ -38,11 +39,13 @@ class SpanFilter:
     duration_min_ns: int | None = None
     errors_only: bool = False
     model_calls_only: bool = False
+    span_ids: frozenset[bytes] = frozenset()
 
     def matches(self, span: SpanFacts) -> bool:
         """Returns whether a span meets every condition."""
         return (
-            (not self.names or span.name in self.names)
+            (not self.span_ids or span.span_id in self.span_ids)
+            and (not self.names or span.name in self.names)
             and span.name.startswith(self.name_prefix)
             and self._is_in_time(span.start_ns, span.end_ns)
             and (self.duration_min_ns is None or span.end_ns - span.start_ns >= self.duration_min_ns)

@@ -42,6 +42,7 @@ from (
 
 -- name: chunk_heads
 -- Chunks in the table, and extents of those in segments. As of one moment: a chunk that is moved is in one of them.
+-- With $4, of the table only what this transaction and later ones wrote, or what is so old that it may look so.
 select
     x.n::int as n, c.rollout_id, c.attempt, c.chunk_id, c.start_ns, c.end_ns, c.size_bytes, c.segment_id, c.start_byte,
     c.heads
@@ -57,6 +58,7 @@ cross join lateral (
         null::bytea as heads
     from span_chunk q
     where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt) and true /* days */
+        and ($4::bigint = 0 or age(q.xmin) <= age(($4::bigint % 4294967296)::text::xid))
     union all
     select e.rollout_id, 0, null, 0, 0, 0, e.segment_id, e.start_byte, e.heads
     from span_extent e
@@ -64,16 +66,22 @@ cross join lateral (
 ) c;
 
 -- name: watched_chunks
--- A count of the primary key: what a poll reads while nothing is new. In segments those of all attempts are counted.
+-- For many watchers at once, by position. Counts of the primary key: what a poll reads while nothing is new. In segments those
+-- of all attempts are counted. `settled` is the oldest transaction that may still write: what older ones wrote is counted.
 select
+    x.n::int as n,
     (
         select count(*) from span_chunk q
-        where q.rollout_id = $1 and ($2::int = 0 or q.attempt = $2) and true /* days */
+        where q.rollout_id = x.rollout_id and (x.attempt = 0 or q.attempt = x.attempt) and true /* days */
     )::int
-    + (select coalesce(sum(length(e.heads)) / 47, 0) from span_extent e where e.rollout_id = $1)::int as chunk_count,
-    not exists (select from rollout q where q.id = $1 and q.project_id = $3)
-    or exists (select from rollout_end q where q.rollout_id = $1)
-    or exists (select from attempt q where q.rollout_id = $1 and q.number = $2) as is_over;
+    + (select coalesce(sum(length(e.heads)) / 47, 0) from span_extent e where e.rollout_id = x.rollout_id)::int
+        as chunk_count,
+    not exists (select from rollout q where q.id = x.rollout_id and q.project_id = x.project_id)
+    or exists (select from rollout_end q where q.rollout_id = x.rollout_id)
+    or exists (select from attempt q where q.rollout_id = x.rollout_id and q.number = x.attempt) as is_over,
+    pg_snapshot_xmin(pg_current_snapshot())::text::bigint as settled
+from unnest($1::uuid[], $2::int[], $3::int[]) with ordinality as x (rollout_id, attempt, project_id, n)
+order by x.n;
 
 -- name: read_chunks
 -- A standby may answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
@@ -23,7 +24,7 @@ from fulmen_store.spans.blob_refs import BlobRef, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.spans.chunks import Chunk, NewChunk
 
-__all__ = ["ATTEMPT_OVER", "UNKNOWN_ROLLOUT", "ChunkHead", "SpanParent", "SpanTable"]
+__all__ = ["ATTEMPT_OVER", "UNKNOWN_ROLLOUT", "ChunkHead", "SpanParent", "SpanTable", "Watched"]
 
 # Problems of chunks that are not stored.
 UNKNOWN_ROLLOUT: Final = "the rollout does not exist"
@@ -87,6 +88,25 @@ class SpanParent:
     rollout_id: UUID
     number: int = 0
 
+    def digest(self) -> bytes:
+        """Returns 4 bytes that identify it."""
+        return hashlib.sha256(f"spans/{self.project}/{self.rollout_id}/{self.number}".encode()).digest()[:4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What a look finds of a watched parent, as of one moment.
+
+    Attributes:
+        chunk_count: Number of its chunks.
+        is_over: Whether it has ended or was removed.
+        settled: The oldest transaction that may still write; all chunks of older ones are counted.
+    """
+
+    chunk_count: int
+    is_over: bool
+    settled: int
+
 
 class SpanTable:
     """Reads and writes chunks of spans."""
@@ -144,23 +164,28 @@ class SpanTable:
             refused = await self._database.fetch("append_chunks", *values)
         return {row["n"] - 1: ATTEMPT_OVER if row["known"] else UNKNOWN_ROLLOUT for row in refused}
 
-    async def heads(self, parents: Sequence[SpanParent]) -> list[list[ChunkHead]]:
-        """Returns the chunks of each parent, ordered by chunk id."""
+    async def heads(self, parents: Sequence[SpanParent], *, since: int = 0) -> list[list[ChunkHead]]:
+        """Returns the chunks of each parent, ordered by chunk id.
+
+        Args:
+            parents: The rollouts or attempts.
+            since: Leaves out chunks that older transactions wrote, but for those in segments and very old ones.
+        """
         found: list[list[ChunkHead]] = [[] for _ in parents]
         numbers = await self._projects.find_all(parent.project for parent in parents)
         keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]
         ids = [parent.rollout_id for parent in parents]
-        for row in await self._database.fetch_of_days("chunk_heads", ids, *columns(keys, 3)):
+        for row in await self._database.fetch_of_days("chunk_heads", ids, *columns(keys, 3), since):
             found[row["n"] - 1] += _heads(row, number=parents[row["n"] - 1].number)
         return [_ordered(heads) for heads in found]
 
-    async def watched(self, parent: SpanParent) -> tuple[int, bool]:
-        """Returns the number of a parent's chunks, and whether it has ended or was removed, as of one moment."""
-        numbers = await self._projects.find_all([parent.project])
-        (row,) = await self._database.fetch_of_days(
-            "watched_chunks", [parent.rollout_id], parent.rollout_id, parent.number, numbers[parent.project]
-        )
-        return row["chunk_count"], row["is_over"]
+    async def watched(self, parents: Sequence[SpanParent]) -> list[Watched]:
+        """Looks at parents, in one statement."""
+        numbers = await self._projects.find_all(parent.project for parent in parents)
+        keys = [(parent.rollout_id, parent.number, numbers[parent.project]) for parent in parents]
+        ids = [parent.rollout_id for parent in parents]
+        rows = await self._database.fetch_of_days("watched_chunks", ids, *columns(keys, 3))
+        return [Watched(chunk_count=row["chunk_count"], is_over=row["is_over"], settled=row["settled"]) for row in rows]
 
     async def read(self, heads: Sequence[ChunkHead]) -> AsyncIterator[Chunk]:
         """Yields chunks with their payloads, in the order given, a few MiB at a time.

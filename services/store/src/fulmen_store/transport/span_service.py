@@ -6,7 +6,7 @@ Invariant: a reader holds a few MiB of chunks and one page of spans at a time, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -18,11 +18,12 @@ from fulmen.errors import Draining, PermissionDenied, RolloutNotFound
 from fulmen.ids import attempt_name, attempt_of, parse_attempt_name, parse_rollout_name, rollout_name
 from fulmen.store.v1 import span_pb2, span_service_pb2_grpc
 from fulmen.store.v1 import span_service_pb2 as pb
-from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, MESSAGE_BYTES
+from fulmen_service_kit.rpc.message_sizes import ANSWER_BYTES, messages_of_stream
 from fulmen_service_kit.security.auth import current_caller
 from fulmen_service_kit.security.tokens import Role
 from fulmen_store.malformed import malformed
 from fulmen_store.metrics import StoreMetrics
+from fulmen_store.rollouts.feed_cursor import Cursor
 from fulmen_store.rollouts.table import RolloutTable
 from fulmen_store.spans.chunks import MAX_PAYLOAD_BYTES, Chunk, NewChunk
 from fulmen_store.spans.following import SpanFollower
@@ -42,6 +43,7 @@ from fulmen_store.transport.wire.spans import (
     read_chunk,
     read_filter,
 )
+from fulmen_store.transport.wire.watched_spans import watched_spans
 
 __all__ = ["SpanService", "add_trace_service"]
 
@@ -59,6 +61,9 @@ KEY_BYTES = PARENT_BYTES + SPAN_KEY_BYTES
 NO_SPAN = bytes(SPAN_KEY_BYTES)
 TRACE_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 MAY_RECORD_MODEL_CALLS = frozenset({Role.SERVICE, Role.ADMIN})
+
+_CHUNKS = frozenset({pb.WATCHED_FORM_UNSPECIFIED, pb.WATCHED_FORM_CHUNKS})
+_Send = Callable[[Sequence[ChunkHead]], AsyncIterator[pb.WatchSpansResponse]]
 
 _log = structlog.get_logger()
 
@@ -136,7 +141,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                     async for chunk in self._chunks([parent for parent, _ in together], heads, wanted):
                         yield chunk
 
-        async for part in _packed(chunks()):
+        async for part in messages_of_stream(chunks()):
             yield pb.StreamSpansResponse(chunks=part)
 
     async def WatchSpans(
@@ -146,15 +151,52 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
         parent = _parent(request.parent)
         await self._require_parents([parent])
         wanted = read_filter(request.filter)
-        seen: dict[UUID, set[tuple[int, bytes]]] = {}
-        followed = self._follower.follow(parent, stopping=self._stopping.is_set)
-        async for heads in followed:
-            if not heads:
-                yield pb.WatchSpansResponse()
-            async for part in _packed(self._chunks([parent], heads, wanted, seen=seen)):
-                yield pb.WatchSpansResponse(chunks=part)
+        since = Cursor.decode(request.cursor, parent).xid
+        send = self._new_chunks(parent, wanted) if request.form in _CHUNKS else self._new_spans(parent, wanted, request)
+        async for followed in self._follower.follow(parent, since=since, stopping=self._stopping.is_set):
+            cursor = Cursor(xid=followed.settled).encode(parent)
+            # The last message of those that belong together has the cursor: one is held back.
+            held = pb.WatchSpansResponse()
+            async for message in send(followed.heads):
+                if held.chunks or held.spans:
+                    yield held
+                held = message
+            held.cursor = cursor
+            yield held
         if self._stopping.is_set():
             raise Draining("The store is shutting down: open the stream again.")
+
+    def _new_chunks(self, parent: SpanParent, wanted: SpanFilter | None) -> _Send:
+        seen: dict[UUID, set[tuple[int, bytes]]] = {}
+
+        async def send(heads: Sequence[ChunkHead]) -> AsyncIterator[pb.WatchSpansResponse]:
+            async for part in messages_of_stream(self._chunks([parent], heads, wanted, seen=seen)):
+                yield pb.WatchSpansResponse(chunks=part)
+
+        return send
+
+    def _new_spans(self, parent: SpanParent, wanted: SpanFilter | None, request: pb.WatchSpansRequest) -> _Send:
+        seen: set[tuple[int, bytes]] = set()
+        in_outline = request.form == pb.WATCHED_FORM_OUTLINES
+
+        async def spans(heads: Sequence[ChunkHead]) -> AsyncIterator[pb.AttemptSpan]:
+            async for chunk in self._table.read(heads if wanted is None else _possible(heads, wanted)):
+                try:
+                    found, repeated = await asyncio.to_thread(
+                        watched_spans, chunk, parent.project, wanted, seen, in_outline=in_outline
+                    )
+                except ChunkUnreadable:
+                    self._skip(parent, chunk)
+                    continue
+                self._metrics.spans_repeated(repeated)
+                for span in found:
+                    yield span
+
+        async def send(heads: Sequence[ChunkHead]) -> AsyncIterator[pb.WatchSpansResponse]:
+            async for part in messages_of_stream(spans(heads)):
+                yield pb.WatchSpansResponse(spans=part)
+
+        return send
 
     async def _streamed_parents(self, request: pb.StreamSpansRequest) -> AsyncIterator[list[SpanParent]]:
         """Yields the parents that the caller may access, in small batches."""
@@ -281,21 +323,6 @@ def _write_problem(new: NewChunk) -> str:
         return "an attempt key writes its own attempt only"
     caller = current_caller()
     return "" if caller.role in MAY_RECORD_MODEL_CALLS else content_problem(new.chunk, own=caller.attempt)
-
-
-async def _packed(chunks: AsyncIterator[span_pb2.SpanChunk]) -> AsyncIterator[list[span_pb2.SpanChunk]]:
-    """Yields the chunks of each message."""
-    part: list[span_pb2.SpanChunk] = []
-    size_bytes = 0
-    async for chunk in chunks:
-        chunk_bytes = chunk.ByteSize()
-        if part and size_bytes + chunk_bytes > MESSAGE_BYTES:
-            yield part
-            part, size_bytes = [], 0
-        part.append(chunk)
-        size_bytes += chunk_bytes
-    if part:
-        yield part
 
 
 def _read_together(

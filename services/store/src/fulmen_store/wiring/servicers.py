@@ -185,6 +185,7 @@ class Servicers:
             "progress-writer": progress,
             "span-committer": spans.committer,
             "span-packer": spans.packer,
+            "span-looks": follower.looks,
             "retention": Retention(table=RetentionTable(database), blobs=blobs),
             "age-retention": AgeRetention(table=UpkeepTable(database)),
             "budget-watch": BudgetWatch(table=usage, used_up=queue.used_up, wakeups=wakeups),

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/span_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1a\x66ulmen/store/v1/span.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"@\n\x12\x41ppendSpansRequest\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"_\n\x13\x41ppendSpansResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x30\n\x08rejected\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.RejectedChunk\"2\n\rRejectedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x87\x01\n\x10ListSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07parents\x18\x04 \x03(\t\x12+\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"\xea\x02\n\nSpanFilter\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x0bname_prefix\x18\x02 \x01(\t\x12?\n\nattributes\x18\x03 \x03(\x0b\x32+.fulmen.store.v1.SpanFilter.AttributesEntry\x12\x30\n\x0cmin_end_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0emax_start_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0cmin_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x65rrors_only\x18\x07 \x01(\x08\x12\x18\n\x10model_calls_only\x18\x08 \x01(\x08\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Y\n\x11ListSpansResponse\x12+\n\x05spans\x18\x01 \x03(\x0b\x32\x1c.fulmen.store.v1.AttemptSpan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0b\x41ttemptSpan\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12)\n\x04span\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanRecord\"y\n\x12StreamSpansRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12+\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"A\n\x13StreamSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"P\n\x11WatchSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12+\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"@\n\x12WatchSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk2\xf4\x02\n\x0bSpanService\x12\\\n\x0b\x41ppendSpans\x12#.fulmen.store.v1.AppendSpansRequest\x1a$.fulmen.store.v1.AppendSpansResponse(\x01\x30\x01\x12R\n\tListSpans\x12!.fulmen.store.v1.ListSpansRequest\x1a\".fulmen.store.v1.ListSpansResponse\x12Z\n\x0bStreamSpans\x12#.fulmen.store.v1.StreamSpansRequest\x1a$.fulmen.store.v1.StreamSpansResponse0\x01\x12W\n\nWatchSpans\x12\".fulmen.store.v1.WatchSpansRequest\x1a#.fulmen.store.v1.WatchSpansResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/span_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1a\x66ulmen/store/v1/span.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"@\n\x12\x41ppendSpansRequest\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"_\n\x13\x41ppendSpansResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x30\n\x08rejected\x18\x02 \x03(\x0b\x32\x1e.fulmen.store.v1.RejectedChunk\"2\n\rRejectedChunk\x12\x10\n\x08\x63hunk_id\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x87\x01\n\x10ListSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07parents\x18\x04 \x03(\t\x12+\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"\xfc\x02\n\nSpanFilter\x12\r\n\x05names\x18\x01 \x03(\t\x12\x13\n\x0bname_prefix\x18\x02 \x01(\t\x12?\n\nattributes\x18\x03 \x03(\x0b\x32+.fulmen.store.v1.SpanFilter.AttributesEntry\x12\x30\n\x0cmin_end_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0emax_start_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0cmin_duration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0b\x65rrors_only\x18\x07 \x01(\x08\x12\x18\n\x10model_calls_only\x18\x08 \x01(\x08\x12\x10\n\x08span_ids\x18\t \x03(\x0c\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Y\n\x11ListSpansResponse\x12+\n\x05spans\x18\x01 \x03(\x0b\x32\x1c.fulmen.store.v1.AttemptSpan\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x0b\x41ttemptSpan\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\t\x12)\n\x04span\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanRecord\"y\n\x12StreamSpansRequest\x12\x0f\n\x07parents\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12+\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\"A\n\x13StreamSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\"\x8c\x01\n\x11WatchSpansRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12+\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.SpanFilter\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12*\n\x04\x66orm\x18\x04 \x01(\x0e\x32\x1c.fulmen.store.v1.WatchedForm\"}\n\x12WatchSpansResponse\x12*\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1a.fulmen.store.v1.SpanChunk\x12+\n\x05spans\x18\x02 \x03(\x0b\x32\x1c.fulmen.store.v1.AttemptSpan\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t*w\n\x0bWatchedForm\x12\x1c\n\x18WATCHED_FORM_UNSPECIFIED\x10\x00\x12\x17\n\x13WATCHED_FORM_CHUNKS\x10\x01\x12\x16\n\x12WATCHED_FORM_SPANS\x10\x02\x12\x19\n\x15WATCHED_FORM_OUTLINES\x10\x03\x32\xf4\x02\n\x0bSpanService\x12\\\n\x0b\x41ppendSpans\x12#.fulmen.store.v1.AppendSpansRequest\x1a$.fulmen.store.v1.AppendSpansResponse(\x01\x30\x01\x12R\n\tListSpans\x12!.fulmen.store.v1.ListSpansRequest\x1a\".fulmen.store.v1.ListSpansResponse\x12Z\n\x0bStreamSpans\x12#.fulmen.store.v1.StreamSpansRequest\x1a$.fulmen.store.v1.StreamSpansResponse0\x01\x12W\n\nWatchSpans\x12\".fulmen.store.v1.WatchSpansRequest\x1a#.fulmen.store.v1.WatchSpansResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPANFILTER_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_options = b'8\001'
+  _globals['_WATCHEDFORM']._serialized_start=1510
+  _globals['_WATCHEDFORM']._serialized_end=1629
   _globals['_APPENDSPANSREQUEST']._serialized_start=148
   _globals['_APPENDSPANSREQUEST']._serialized_end=212
   _globals['_APPENDSPANSRESPONSE']._serialized_start=214
@@ -45,21 +47,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSPANSREQUEST']._serialized_start=364
   _globals['_LISTSPANSREQUEST']._serialized_end=499
   _globals['_SPANFILTER']._serialized_start=502
-  _globals['_SPANFILTER']._serialized_end=864
-  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_start=815
-  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_end=864
-  _globals['_LISTSPANSRESPONSE']._serialized_start=866
-  _globals['_LISTSPANSRESPONSE']._serialized_end=955
-  _globals['_ATTEMPTSPAN']._serialized_start=957
-  _globals['_ATTEMPTSPAN']._serialized_end=1030
-  _globals['_STREAMSPANSREQUEST']._serialized_start=1032
-  _globals['_STREAMSPANSREQUEST']._serialized_end=1153
-  _globals['_STREAMSPANSRESPONSE']._serialized_start=1155
-  _globals['_STREAMSPANSRESPONSE']._serialized_end=1220
-  _globals['_WATCHSPANSREQUEST']._serialized_start=1222
-  _globals['_WATCHSPANSREQUEST']._serialized_end=1302
-  _globals['_WATCHSPANSRESPONSE']._serialized_start=1304
-  _globals['_WATCHSPANSRESPONSE']._serialized_end=1368
-  _globals['_SPANSERVICE']._serialized_start=1371
-  _globals['_SPANSERVICE']._serialized_end=1743
+  _globals['_SPANFILTER']._serialized_end=882
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_start=833
+  _globals['_SPANFILTER_ATTRIBUTESENTRY']._serialized_end=882
+  _globals['_LISTSPANSRESPONSE']._serialized_start=884
+  _globals['_LISTSPANSRESPONSE']._serialized_end=973
+  _globals['_ATTEMPTSPAN']._serialized_start=975
+  _globals['_ATTEMPTSPAN']._serialized_end=1048
+  _globals['_STREAMSPANSREQUEST']._serialized_start=1050
+  _globals['_STREAMSPANSREQUEST']._serialized_end=1171
+  _globals['_STREAMSPANSRESPONSE']._serialized_start=1173
+  _globals['_STREAMSPANSRESPONSE']._serialized_end=1238
+  _globals['_WATCHSPANSREQUEST']._serialized_start=1241
+  _globals['_WATCHSPANSREQUEST']._serialized_end=1381
+  _globals['_WATCHSPANSRESPONSE']._serialized_start=1383
+  _globals['_WATCHSPANSRESPONSE']._serialized_end=1508
+  _globals['_SPANSERVICE']._serialized_start=1632
+  _globals['_SPANSERVICE']._serialized_end=2004
 # @@protoc_insertion_point(module_scope)

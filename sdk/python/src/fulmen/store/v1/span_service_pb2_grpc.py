@@ -108,12 +108,12 @@ class SpanServiceServicer(object):
         """Streams the chunks of a rollout or attempt while it runs: those that are stored, then each new one, once.
 
         The server closes the stream when the rollout is final, or the attempt has ended, and no chunk has come for 3 s; or
-        while draining (`UNAVAILABLE`, `DRAINING`): reopen it, and drop the chunks that you have by their ids. Messages hold
-        about 1 MiB. Chunks of one message are ordered by chunk id. An empty message is a keep-alive, sent every 15 s, and
-        at once if nothing is stored.
+        while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last `cursor`, and drop the chunks or spans that you
+        have by their ids. Messages hold about 1 MiB, or one chunk or span. Chunks of one message are ordered by chunk id. A
+        message with a cursor alone is a keep-alive, sent every 15 s, and at once if nothing is stored.
 
-        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `RESOURCE_EXHAUSTED`
-        (`QUOTA_EXCEEDED`): there are more than 100,000 chunks.
+        Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `CURSOR_INVALID`);
+        `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): there are more than 100,000 chunks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

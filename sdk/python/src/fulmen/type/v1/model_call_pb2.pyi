@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelCallRecord(_message.Message):
-    __slots__ = ("model", "policy", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "policy_versions", "finish_reason", "usable", "unusable_reason", "temperature", "request_json", "response_json", "agent_name")
+    __slots__ = ("model", "policy", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "policy_versions", "finish_reason", "usable", "unusable_reason", "temperature", "request_json", "response_json", "agent_name", "completion_token_text", "completion_token_sizes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,8 @@ class ModelCallRecord(_message.Message):
     REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
     AGENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKEN_TEXT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKEN_SIZES_FIELD_NUMBER: _ClassVar[int]
     model: str
     policy: str
     prompt_token_ids: bytes
@@ -33,7 +35,9 @@ class ModelCallRecord(_message.Message):
     request_json: bytes
     response_json: bytes
     agent_name: str
-    def __init__(self, model: _Optional[str] = ..., policy: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., completion_token_ids: _Optional[bytes] = ..., completion_logprobs: _Optional[bytes] = ..., policy_versions: _Optional[_Iterable[_Union[PolicyVersionRange, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., usable: bool = ..., unusable_reason: _Optional[str] = ..., temperature: _Optional[float] = ..., request_json: _Optional[bytes] = ..., response_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ...) -> None: ...
+    completion_token_text: bytes
+    completion_token_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., policy: _Optional[str] = ..., prompt_token_ids: _Optional[bytes] = ..., completion_token_ids: _Optional[bytes] = ..., completion_logprobs: _Optional[bytes] = ..., policy_versions: _Optional[_Iterable[_Union[PolicyVersionRange, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., usable: bool = ..., unusable_reason: _Optional[str] = ..., temperature: _Optional[float] = ..., request_json: _Optional[bytes] = ..., response_json: _Optional[bytes] = ..., agent_name: _Optional[str] = ..., completion_token_text: _Optional[bytes] = ..., completion_token_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PolicyVersionRange(_message.Message):
     __slots__ = ("version", "start", "end")

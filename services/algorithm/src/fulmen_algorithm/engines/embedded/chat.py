@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from fulmen_algorithm.engines.embedded.protocol import ChatRequest, InvalidRequest
 from fulmen_algorithm.engines.embedded.sampling import SampledToken
 from fulmen_algorithm.engines.embedded.text import TextStream, ToolCall, parse_tool_calls
+from fulmen_algorithm.engines.embedded.token_text import token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +176,16 @@ class Completion:
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if not self.request.logprobs:
             return None
-        names = self.tokenizer.convert_ids_to_tokens([t.token_id for t in tokens])
+        texts = token_bytes(self.tokenizer, [t.token_id for t in tokens])
         return {
             "content": [
-                {"token": name, "logprob": token.logprob, "bytes": list(name.encode()), "top_logprobs": []}
-                for name, token in zip(names, tokens, strict=True)
+                {
+                    "token": text.decode(errors="replace"),
+                    "logprob": token.logprob,
+                    "bytes": list(text),
+                    "top_logprobs": [],
+                }
+                for text, token in zip(texts, tokens, strict=True)
             ],
             "refusal": None,
         }

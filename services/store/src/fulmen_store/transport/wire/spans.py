@@ -30,8 +30,10 @@ __all__ = [
     "chunk_message",
     "content_problem",
     "filtered_chunks",
+    "outlined",
     "read_chunk",
     "read_filter",
+    "matching_spans",
 ]
 
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
@@ -39,6 +41,7 @@ MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
 MAX_SECONDS: Final = 9_000_000_000
 MAX_NAMES: Final = 32
 MAX_ATTRIBUTES: Final = 16
+MAX_IDS: Final = 64
 MAX_NAME: Final = 1024
 ID_BYTES: Final = 16
 # What a span takes in a list besides its record.
@@ -108,7 +111,7 @@ class Listing:
                 continue
             size_bytes = record.ByteSize() + NAME_BYTES
             if size_bytes > ANSWER_BYTES:
-                record = _outlined(record, span)
+                record = outlined(record, span)
                 size_bytes = record.ByteSize() + NAME_BYTES
             self._hold(ListedSpan(key=key, attempt=attempt, record=record, size_bytes=size_bytes))
 
@@ -198,6 +201,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
     for name, count, maximum in (
         ("names", len(message.names), MAX_NAMES),
         ("attributes", len(message.attributes), MAX_ATTRIBUTES),
+        ("span_ids", len(message.span_ids), MAX_IDS),
     ):
         if count > maximum:
             violations.append(
@@ -220,6 +224,7 @@ def read_filter(message: span_service_pb2.SpanFilter) -> SpanFilter | None:
         duration_min_ns=times["min_duration"],
         errors_only=message.errors_only,
         model_calls_only=message.model_calls_only,
+        span_ids=frozenset(message.span_ids),
     )
     return None if wanted == SpanFilter() else wanted
 
@@ -236,7 +241,20 @@ def filtered_chunks(
     Raises:
         ChunkUnreadable: If it cannot be unpacked.
     """
-    records, duplicates = [], 0
+    found, duplicates = matching_spans(chunk, wanted, seen)
+    records = [record for record, _ in found]
+    return list(_repacked(chunk, project, records)) if records else [], duplicates
+
+
+def matching_spans(
+    chunk: Chunk, wanted: SpanFilter | None, seen: set[tuple[int, bytes]]
+) -> tuple[list[tuple[span_pb2.SpanRecord, trace_pb2.Span]], int]:
+    """Returns the matching spans of a chunk, without those in `seen`, to which the others are added, and how many were in it.
+
+    Raises:
+        ChunkUnreadable: If it cannot be unpacked.
+    """
+    found, duplicates = [], 0
     for record, span in _spans(chunk):
         name = chunk.attempt, span.span_id
         if name in seen:
@@ -244,15 +262,15 @@ def filtered_chunks(
             continue
         seen.add(name)
         if _matches(wanted, record, span):
-            records.append(record)
-    return list(_repacked(chunk, project, records)) if records else [], duplicates
+            found.append((record, span))
+    return found, duplicates
 
 
 def _repacked(chunk: Chunk, project: str, records: list[span_pb2.SpanRecord]) -> Iterator[span_pb2.SpanChunk]:
     payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
     if len(payload) > MAX_PAYLOAD_BYTES and len(records) == 1:
         (record,) = records
-        records = [_outlined(record, trace_pb2.Span.FromString(record.otlp_span))]
+        records = [outlined(record, trace_pb2.Span.FromString(record.otlp_span))]
         payload = compress(span_pb2.SpanBatch(spans=records).SerializeToString())
     elif len(payload) > MAX_PAYLOAD_BYTES:
         middle = len(records) // 2
@@ -264,7 +282,7 @@ def _repacked(chunk: Chunk, project: str, records: list[span_pb2.SpanRecord]) ->
     yield message
 
 
-def _outlined(record: span_pb2.SpanRecord, span: trace_pb2.Span) -> span_pb2.SpanRecord:
+def outlined(record: span_pb2.SpanRecord, span: trace_pb2.Span) -> span_pb2.SpanRecord:
     """Returns a span that is too large for a message without what makes it large."""
     outline = trace_pb2.Span(
         trace_id=span.trace_id[:ID_BYTES],
@@ -309,6 +327,7 @@ def _matches(wanted: SpanFilter | None, record: span_pb2.SpanRecord, span: trace
         return True
     return wanted.matches(
         SpanFacts(
+            span_id=span.span_id,
             name=span.name,
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
