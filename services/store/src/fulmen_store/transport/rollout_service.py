@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -256,14 +257,15 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         run = request.training_run
         project_id, _ = await self._scope(run_project(request.project, run), run)
         selection = ChangeSelection(project_id=project_id, training_run=run)
-        async for page in self._watch.follow(
+        pages = self._watch.follow(
             project_id,
             Cursor.decode(request.cursor, selection) if request.cursor else None,
             find_run=partial(self._table.find_run, project_id, run) if run else None,
-            stopping=self._stopping,
-        ):
-            async for message in change_messages(page, selection, self._table):
-                yield message
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                async for message in change_messages(page, selection, self._table):
+                    yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
 
     async def GetQueueStats(
