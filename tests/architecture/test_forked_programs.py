@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fulmen_service_kit import launch
 from tests.support import forked
 
 STORE = [sys.executable, "-m", "fulmen_store"]
@@ -98,3 +99,23 @@ def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -
         os.close(given)
         os.close(other)
     assert process.returncode == -9
+
+
+def tied(*words: str) -> list[str]:
+    """Returns the command line of a service that ends with its parent, as local stacks start them."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *words]
+
+
+def test_a_service_of_a_stack_writes_and_ends_as_it_does_when_it_is_started_as_usual(tmp_path: Path) -> None:
+    (tmp_path / "fulmen_store.py").write_text("raise SystemExit('the module of the working directory')")
+    command = [sys.executable, "-P", *STORE[1:], "serve"]
+    options: dict[str, Any] = {
+        "cwd": tmp_path, "umask": 0o077, "env": {**os.environ, "PYTHONUNBUFFERED": "1"}, "text": True,
+        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+    }  # fmt: skip
+    one, usual = (subprocess.Popen(words, **options) for words in (tied(*command), ["env", *command]))
+    told = [each.communicate(timeout=LIMIT_S) for each in (one, usual)]
+    assert (one.is_forked, usual.is_forked) == (True, False)  # type: ignore[attr-defined]
+    assert (told[0], one.returncode) == (told[1], usual.returncode)
+    assert one.returncode == 2
+    assert "FULMEN_STORE_DATABASE_URL" in told[0][1]

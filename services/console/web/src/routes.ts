@@ -50,4 +50,15 @@ export const routes: Route[] = [
     nav: { section: "Serve", text: "Queue and fleet" },
     screen: () => import("./screens/queue/Queue.svelte"),
   },
+  {
+    path: "projects/:project/rollouts",
+    title: "Rollouts",
+    nav: { section: "", text: "Rollouts" },
+    screen: () => import("./screens/rollouts/Rollouts.svelte"),
+  },
+  {
+    path: "projects/:project/groups/:group",
+    title: "Group :group",
+    screen: () => import("./screens/group/Group.svelte"),
+  },
 ];

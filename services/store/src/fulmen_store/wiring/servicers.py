@@ -54,6 +54,7 @@ from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.changes import ChangeTable, QueueChanges
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.deletion import Deletion, DeletionTable
+from fulmen_store.rollouts.facet_lists import RolloutFacets
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
@@ -83,6 +84,7 @@ from fulmen_store.transport.proxy_service import ProxyService
 from fulmen_store.transport.queue_service import QueueService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
+from fulmen_store.transport.rollout_lists import ListRequests
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
@@ -122,7 +124,7 @@ class Servicers:
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=blobs)
         self.rollouts = RolloutService(
-            rollouts=queue.rollouts, table=rollouts, lists=lists,
+            rollouts=queue.rollouts, table=rollouts, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
             changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
             deletion=deletion,
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
