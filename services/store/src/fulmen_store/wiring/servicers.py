@@ -16,6 +16,7 @@ from fulmen.store.v1 import (
     proxy_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
+    run_history_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     schedule_service_pb2_grpc,
@@ -56,6 +57,7 @@ from fulmen_store.rollouts.deletion import Deletion, DeletionTable
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
+from fulmen_store.run_history.table import RunHistoryTable
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.schedules.due_schedules import DueSchedules
 from fulmen_store.schedules.schedules import Schedules
@@ -80,6 +82,7 @@ from fulmen_store.transport.proxy_service import ProxyService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.run_history_service import RunHistoryService
 from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.schedule_service import ScheduleService
@@ -159,6 +162,7 @@ class Servicers:
         )
         self.peers = PeerService(queue.receiver)
         self.proxies = ProxyService(table=ProxyTable(database), projects=queue.project_names)
+        self.run_history = RunHistoryService(table=RunHistoryTable(database), projects=queue.project_names)
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
@@ -208,6 +212,7 @@ class Servicers:
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
         run_lease_service_pb2_grpc.add_RunLeaseServiceServicer_to_server(self.run_leases, server)
+        run_history_service_pb2_grpc.add_RunHistoryServiceServicer_to_server(self.run_history, server)
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
         call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)
