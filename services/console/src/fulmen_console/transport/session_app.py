@@ -67,12 +67,17 @@ class SessionApp:
         if scope["method"] == "DELETE":
             return 200, {}, [_set_cookie(self._sessions.end())]
         if scope["method"] == "GET":
-            session = self._sessions.of_cookie(header(scope, b"cookie").decode("latin-1"))
-            caller = await self._identify("" if session is None else session.token, scope)
-            return 200, _shown(caller), []
+            return 200, _shown(await self.identify(scope)), []
         token = self._token_of(await _json(scope, receive))
         caller = await self._identify(token, scope)
         return 200, _shown(caller), [_set_cookie(self._sessions.begin(token))]
+
+    async def identify(self, scope: Scope) -> Caller:
+        """Returns who sends a request, by its header `Authorization` or its session. Raises FulmenError if nobody does."""
+        if given := header(scope, b"authorization").decode("latin-1"):
+            return await self._credentials.identify(given, client_address(scope))
+        session = self._sessions.of_cookie(header(scope, b"cookie").decode("latin-1"))
+        return await self._identify("" if session is None else session.token, scope)
 
     async def _identify(self, token: str, scope: Scope) -> Caller:
         return await self._credentials.identify(f"Bearer {token}" if token else "", client_address(scope))
