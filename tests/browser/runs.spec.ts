@@ -50,6 +50,8 @@ async function trained(): Promise<any> {
   return (await runs()).find(({ algorithm, step }) => algorithm === "grpo" && Number(step) > 0);
 }
 
+test.describe.configure({ timeout: 150_000 });
+
 test.beforeAll(async () => {
   test.setTimeout(LIMIT_MS);
   if (await trained()) return;
@@ -68,15 +70,16 @@ test("a reader sees all runs, and those that are selected over one axis with wha
   const table = page.getByRole("table", { name: "Runs" });
   await expect(table.getByText("succeeded").first()).toBeVisible();
   await expect(page.getByRole("button", { name: /New run\s*, not available/ })).toBeVisible();
-  for (const run of await runs()) await expect(table.getByRole("link", { name: run.name.split("/").pop() })).toBeVisible();
-  for (const box of (await table.getByRole("checkbox").all()).slice(0, 2)) await box.check();
+  for (const run of await runs()) await expect(table.getByRole("link", { name: run.displayName || run.name.split("/").pop() })).toBeVisible();
+  const [reinforced, imitated] = [await trained(), (await runs()).find(({ algorithm }) => algorithm === "sft")];
+  for (const { name } of [reinforced, imitated]) await table.getByLabel(`Select ${name.split("/").pop()}`).check();
   await expect(page.getByRole("region", { name: "2 runs over one axis" })).toBeVisible();
   await expect(page.getByRole("img", { name: /^loss\./ })).toBeVisible();
-  await expect(page.getByRole("table", { name: "What differs" }).getByText("algorithm")).toBeVisible();
-  await page.getByLabel("Over").selectOption("tokens");
+  await expect(page.getByRole("table", { name: "Settings that differ" }).getByText("algorithm")).toBeVisible();
+  await page.getByRole("combobox", { name: "Over" }).selectOption("tokens");
   expect(page.url()).toContain("axis=tokens");
   await expect(page.getByRole("img", { name: /^loss\./ })).toBeVisible();
-  await page.getByLabel("Over").selectOption("step");
+  await page.getByRole("combobox", { name: "Over" }).selectOption("step");
   await expectAccessible(page);
   await picture(page, "runs");
   await page.getByLabel("Find").fill("no such run");
@@ -91,8 +94,8 @@ test("a reader sees what a run measured, and may change nothing", async ({ open 
   await expect(page.getByRole("img", { name: /Groups of the last \d+ steps: .* trained on/ })).toBeVisible();
   await expect(page.getByRole("img", { name: /Rewards of the last \d+ steps/ })).toBeVisible();
   await expect(page.getByRole("region", { name: "Where the time went" }).getByText("training")).toBeVisible();
-  await expect(page.getByRole("table", { name: "Notices" })).toBeVisible();
-  await expect(page.getByRole("table", { name: "Best rollouts" }).getByRole("link").first()).toBeVisible();
+  await expect(page.getByRole("table", { name: "All notices" })).toBeVisible();
+  await expect(page.getByRole("table", { name: "Best rollouts, by reward" }).getByRole("link").first()).toBeVisible();
   await expect(page.getByRole("table", { name: "Checkpoints" })).toContainText("policy.arithmetic v");
   await expect(page.getByRole("button", { name: /Roll back\s*, not available: Your token may only read/ }).first()).toBeVisible();
   await expect(page.getByRole("button", { name: /Name and tags\s*, not available/ })).toBeVisible();
@@ -104,7 +107,6 @@ test("a reader sees what a run measured, and may change nothing", async ({ open 
 });
 
 test("someone names a run, and rolls it back: it goes on before their eyes", async ({ open }) => {
-  test.setTimeout(120_000);
   const { name } = await trained();
   const page = await open(name);
   await page.getByRole("button", { name: "Name and tags" }).click();
@@ -116,7 +118,7 @@ test("someone names a run, and rolls it back: it goes on before their eyes", asy
   const older = page.getByRole("table", { name: "Checkpoints" }).getByRole("row").nth(2);
   await older.getByRole("button", { name: "Roll back" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Roll back" }).click();
-  await expect(page.getByText("Rolled back to checkpoint")).toBeVisible({ timeout: 30_000 });
+  await expect(page.getByText("Rolled back to checkpoint").first()).toBeVisible({ timeout: 30_000 });
   await expect(page.getByText("8 of 8")).toBeVisible({ timeout: 60_000 });
   await expect(page.locator("dl").getByText("succeeded")).toBeVisible({ timeout: 30_000 });
 });
@@ -148,22 +150,22 @@ test("a run is checked as it is written, created, and cancelled", async ({ open 
   const page = await open(`projects/default/newRun?from=${name.split("/").pop()}`);
   const steps = page.getByLabel("steps", { exact: true });
   await expect(steps).toHaveValue("8");
-  await expect(page.getByText("Valid.", { exact: true })).toBeVisible();
+  await expect(page.getByText("✓Valid.")).toBeVisible();
   await steps.fill("-1");
-  await expect(page.getByText("Not valid yet.", { exact: true })).toBeVisible();
+  await expect(page.getByText("✕Not valid yet.")).toBeVisible();
   await expect(steps).toHaveAttribute("aria-invalid", "true");
   await expect(page.getByRole("button", { name: /Create\s*, not available/ })).toBeVisible();
   await expectAccessible(page);
   await picture(page, "new-run");
   await steps.fill("500");
   await page.getByLabel("Name", { exact: true }).fill("Once more");
-  await expect(page.getByText("Valid.", { exact: true })).toBeVisible();
+  await expect(page.getByText("✓Valid.")).toBeVisible();
   await page.getByRole("button", { name: "Create" }).click();
   await expect(page.getByRole("heading", { level: 1, name: "Once more" })).toBeVisible();
-  await page.getByRole("button", { name: "Pause" }).click();
+  await page.getByRole("button", { name: "Pause", exact: true }).click();
   await expect(page.locator("dl").getByText("paused")).toBeVisible({ timeout: 30_000 });
-  await page.getByRole("button", { name: "Resume" }).click();
-  await page.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "Resume", exact: true }).click();
+  await page.getByRole("button", { name: "Cancel", exact: true }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Cancel the run" }).click();
   await expect(page.locator("dl").getByText("cancelled")).toBeVisible({ timeout: 30_000 });
 });
