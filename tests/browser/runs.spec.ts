@@ -1,17 +1,11 @@
 // Runs, Run, Compare and New run, on a real training of the arithmetic example.
 
-import { execFile } from "node:child_process";
-import { cp, mkdtemp, readFile, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
+import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { promisify } from "node:util";
-import { fileURLToPath } from "node:url";
 
-import { call, expect, expectAccessible, picture, stack, test } from "./console";
+import { expect, expectAccessible, picture, test } from "./console";
+import { LIMIT_MS, runs, train } from "./training";
 
-const ROOT = fileURLToPath(new URL("../..", import.meta.url));
-const TRAINING_RUNS = "fulmen.algorithm.v1.TrainingRunService";
-const LIMIT_MS = 240_000;
 const STAGES = `
 name = "arithmetic"
 [policy]
@@ -39,15 +33,9 @@ validate_every = 4
 checkpoint_every = 2
 `;
 
-/** The runs of the project, newest first. */
-async function runs(): Promise<any[]> {
-  const { trainingRuns = [] } = await call(`${TRAINING_RUNS}/ListTrainingRuns`, { project: "projects/default" });
-  return trainingRuns;
-}
-
 /** The run that learned from rewards. */
 async function trained(): Promise<any> {
-  return (await runs()).find(({ algorithm, step }) => algorithm === "grpo" && Number(step) > 0);
+  return (await runs()).find(({ algorithm, step, stepCount }) => algorithm === "grpo" && step === stepCount);
 }
 
 test.describe.configure({ timeout: 150_000 });
@@ -55,14 +43,11 @@ test.describe.configure({ timeout: 150_000 });
 test.beforeAll(async () => {
   test.setTimeout(LIMIT_MS);
   if (await trained()) return;
-  const folder = await mkdtemp(join(tmpdir(), "fulmen-train-"));
-  await cp(join(ROOT, "examples/arithmetic"), folder, { recursive: true });
-  await writeFile(join(folder, "train.toml"), STAGES);
-  const validation = join(folder, "tasks/validation.jsonl");
-  await writeFile(validation, (await readFile(validation, "utf8")).split("\n").slice(0, 30).join("\n"));
-  const python = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
-  const train = ["-m", "fulmen_cli", "train", join(folder, "train.toml"), "--state-dir", stack().folder];
-  await promisify(execFile)(python, train, { cwd: ROOT, timeout: LIMIT_MS });
+  await train("arithmetic", async (folder) => {
+    await writeFile(join(folder, "train.toml"), STAGES);
+    const validation = join(folder, "tasks/validation.jsonl");
+    await writeFile(validation, (await readFile(validation, "utf8")).split("\n").slice(0, 30).join("\n"));
+  });
 });
 
 test("a reader sees all runs, and those that are selected over one axis with what differs", async ({ open }) => {
@@ -168,4 +153,17 @@ test("a run is checked as it is written, created, and cancelled", async ({ open 
   await page.getByRole("button", { name: "Cancel", exact: true }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Cancel the run" }).click();
   await expect(page.locator("dl").getByText("cancelled")).toBeVisible({ timeout: 30_000 });
+});
+
+test("a run whose service does not answer opens from the store, and says so", async ({ open }) => {
+  const { name } = await trained();
+  const page = await open("projects/default", "reader");
+  await page.route("**/fulmen.algorithm.v1.*/**", (route) => route.abort());
+  await page.getByRole("link", { name: "Runs", exact: true }).click();
+  await expect(page.getByText("The algorithm service does not answer")).toBeVisible();
+  await page.locator(`table a[href="${name}"]`).click();
+  await expect(page.getByText("The algorithm service of this run does not answer")).toBeVisible();
+  await expect(page.getByRole("img", { name: /^Reward\./ })).toBeVisible();
+  await expect(page.getByRole("table", { name: "All notices" })).toContainText("The engine starts.");
+  await expect(page.locator("dl").getByText("8 of 8")).toBeVisible();
 });
