@@ -164,6 +164,6 @@ test("a run whose service does not answer opens from the store, and says so", as
   await page.locator(`table a[href="${name}"]`).click();
   await expect(page.getByText("The algorithm service of this run does not answer")).toBeVisible();
   await expect(page.getByRole("img", { name: /^Reward\./ })).toBeVisible();
-  await expect(page.getByRole("table", { name: "All notices" })).toContainText("The engine starts.");
+  await expect(page.getByRole("table", { name: "All notices" })).toContainText("info");
   await expect(page.locator("dl").getByText("8 of 8")).toBeVisible();
 });
