@@ -43,6 +43,8 @@ hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 LONG_KINDS = {"chaos": "kills", "integration": "kills"}
+BEGINS_FIRST = "vllm"
+"""A group that takes minutes, one test after another: were it begun among the last, all else would wait for it."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
@@ -62,6 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"serial-{group}"))
         elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] != BEGINS_FIRST)
 
 
 def pytest_collection() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fulmen_algorithm.settings import AlgorithmServiceSettings
 from fulmen_algorithm.weight_agent.settings import WeightAgentSettings
+from fulmen_console.settings import ConsoleSettings
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_runner.settings import RunnerSettings
 from fulmen_service_kit.settings import ServiceSettings
@@ -25,6 +26,7 @@ CLASSES: dict[str, type[ServiceSettings]] = {
     "llmProxy": LlmProxySettings,
     "runner": RunnerSettings,
     "algorithm": AlgorithmServiceSettings,
+    "console": ConsoleSettings,
     "engines": WeightAgentSettings,
 }
 NOT_IN_A_CLUSTER = frozenset(

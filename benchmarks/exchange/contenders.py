@@ -26,6 +26,8 @@ class Contender:
         codec: Registered name of the package's codec, or what PyTorch does.
         settings: Of the package's codec, where they are not the defaults.
         link: `torch` (Gloo, as PyTorch's), or `grpc` with a shard beside each rank.
+        hook: Whether the exchange is DDP's communication hook; otherwise it is as trainers of the service have it.
+        overlap: Whether the hook sums buckets during the backward pass.
         slow: Whether it sends so much that it is left out where each packet is also late: it would take minutes to
             see what the line without latency shows.
         short: Whether it is in the short form, too.
@@ -36,6 +38,8 @@ class Contender:
     codec: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     link: str = "torch"
+    hook: bool = False
+    overlap: bool = False
     slow: bool = False
     short: bool = False
 
@@ -92,3 +96,31 @@ CONTENDERS = {
         _ours("topk_quantised 100x, gRPC", "topk_quantised", ratio=100.0, link="grpc"),
     )
 }
+
+
+def _hooked(name: str, codec: str, **more: Any) -> list[Contender]:
+    settings = {"codec": codec, **AS_SET, **more}
+    return [
+        Contender(
+            name=f"{name}, {'overlapped' if overlap else 'hook'}",
+            by=By.FULMEN,
+            codec=codec,
+            settings=settings,
+            hook=True,
+            overlap=overlap,
+        )
+        for overlap in (False, True)
+    ]
+
+
+HOOKED = {
+    each.name: each
+    for each in (
+        COMPUTE,
+        DDP,
+        *_hooked("dgc 100x", "dgc", ratio=100.0),
+        *_hooked("topk_quantised 100x", "topk_quantised", ratio=100.0),
+        *_hooked("qsgd 8 bits", "qsgd", bits=8),
+    )
+}
+"""Those of `benchmarks.exchange.overlap`: each codec in DDP's hook, after the backward pass and during it."""

@@ -44,13 +44,13 @@ from fulmen_service_kit.settings import KeyHolderSettings, settings_config
 METHOD = """Each rank has so many MiB of encoded gradients, in buckets of 25 MiB of float32 as in training, and has them
 summed again and again, bucket after bucket; it is timed from when all ranks are ready until the slowest has all sums.
 GB/s are the bytes that one rank sends, and as many that it receives, over that time, not those of all ranks or of both ways
-together; encoding and decoding are not in it, the sum is. The server keeps sums in files, as it does by default. `none` is float32, which a shard adds, in pieces of 16 MiB, as they are set for ranks on one machine, and in
-those of a MiB that are the default, for lines; `qsgd` has 8 bits, which a shard decodes, adds and encodes again.
+together; encoding and decoding are not in it, the sum is. The server keeps sums in files, as it does by default. `none` is float32, which a shard adds, in pieces of 16 MiB, as they may be set for ranks on one machine, and in
+those that are the default; `qsgd` has 8 bits, which a shard decodes, adds and encodes again.
 `gRPC alone` moves as many bytes, in messages of a MiB, over streams of gRPC for Python, and does nothing with them:
 that is what can be reached. `Gloo` is `all_reduce` of torch's process group over as many bytes of float32, which its ranks
 sum among themselves. All take turns, so that neighbours of the machine disturb all alike; two turns do not count.
 CPU seconds are of server and ranks, for each GB of all ranks and both ways, what the kernel does for them included."""
-GOAL = 0.2
+GOAL = 0.5
 GOAL_SHARE = 0.5
 WARM_UP = 2
 COLUMNS = 1024
@@ -61,7 +61,9 @@ PUMP = "/benchmark/Pump"
 GRPC_ALONE = "gRPC alone"
 GLOO = "Gloo"
 NONE, QSGD = "none", "qsgd"
-PIECES_BYTES = {NONE: 16 * 2**20, f"{NONE}, pieces of a MiB": 2**20, QSGD: 2**20}
+LARGE = f"{NONE}, pieces of 16 MiB"
+DEFAULT_BYTES = GrpcLinkSettings(targets=("",)).piece_bytes
+PIECES_BYTES = {NONE: DEFAULT_BYTES, LARGE: 16 * 2**20, QSGD: DEFAULT_BYTES}
 """Of what is exchanged, by its name, which begins with that of its codec."""
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 

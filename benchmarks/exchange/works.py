@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.exchange import peers
 from benchmarks.exchange.contenders import By, Contender
 from benchmarks.exchange.lines import Place
 from benchmarks.exchange.model import Transformer, made
+from fulmen_exchange.hooks import register
 from fulmen_exchange.links.grpc_link import GrpcLink
 from fulmen_exchange.links.opening import open_link
 from fulmen_exchange.links.settings import ServerAccess
@@ -128,6 +130,27 @@ class Ours(Work):
             self._link.close()
 
 
+class Hooked(Work):
+    """Exchanges in the package's hook of PyTorch's DDP."""
+
+    is_shared = True
+
+    def __init__(self, contender: Contender) -> None:
+        settings = load_codecs()[contender.codec].settings.model_validate(dict(contender.settings))
+        model = DistributedDataParallel(made())
+        super().__init__(model, sgd(model, 0.0 if settings.holds_momentum else MOMENTUM))
+        self._clips = not settings.holds_momentum
+        self._hook = register(model, settings, optimizer=self.optimizer, seed=SEED, overlap=contender.overlap)
+
+    def exchange(self, compute_s: float) -> bool:
+        """See `Work`: it was in the backward pass."""
+        return self._clips
+
+    def take(self) -> ExchangeReport:
+        """See `Work`."""
+        return self._hook.drain()
+
+
 class Works:
     """The works of a rank, each opened when it is first asked for, by all ranks in the same order."""
 
@@ -149,6 +172,8 @@ class Works:
                 return Work(made())
             case By.PYTORCH:
                 return Peer(contender.codec)
+            case By.FULMEN if contender.hook:
+                return Hooked(contender)
             case By.FULMEN:
                 return Ours(contender, self._shared, self._ranks, self._place)
 

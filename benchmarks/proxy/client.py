@@ -153,12 +153,16 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
 
+_ENDED = (b'"finish_reason"', b'"status":"completed"')
+"""What a whole answer has: of chat completions, or of the Responses API."""
+
+
 def fault_of(status: int, body: bytes, *, stream: bool) -> str:
     """Names what is wrong with an answer; empty if nothing is."""
     if status != 200:
         return f"status {status}"
     if not stream:
-        return "" if body[-1:] == b"}" and b'"finish_reason"' in body else "answer incomplete"
+        return "" if body[-1:] == b"}" and any(mark in body for mark in _ENDED) else "answer incomplete"
     tokens = _TOKEN.findall(body)
     if tokens != _EXPECTED:
         return "events missing" if len(tokens) != len(_EXPECTED) else "events out of order"

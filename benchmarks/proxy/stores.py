@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.proxy import processes
-from benchmarks.store.stand import running_store
+from benchmarks.store.stand import Bench, running_store
 from fulmen.ids import DEFAULT_PROJECT, AttemptName, uuid7
 from fulmen.rpc.channel import FulmenChannel
 from fulmen.store.v1 import (
@@ -37,11 +37,12 @@ _RENEW_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """A store that runs, and how to get attempts whose spans it takes."""
+    """A store that runs, and how to get attempts whose spans it takes; with its database, if it is a real one."""
 
     target: str
     signing_key: str
     attempts: Callable[[int], Awaitable[list[str]]]
+    bench: Bench | None = None
 
 
 async def _made_up(count: int) -> list[str]:
@@ -64,7 +65,7 @@ async def real() -> AsyncIterator[Store]:
         async with running_store(Path(folder), short=True, signing_key=signing_key) as bench:
             runner = _Runner(bench.channel)
             renewing = asyncio.create_task(runner.renew(), name="renew-leases")
-            yield Store(target=bench.target, signing_key=signing_key, attempts=runner.attempts)
+            yield Store(target=bench.target, signing_key=signing_key, attempts=runner.attempts, bench=bench)
             renewing.cancel()
 
 

@@ -1,4 +1,5 @@
-"""Benchmark of the store: durable rollout cycles, dispatch latency, spans, a large backlog, the feed, days kept, and peers.
+"""Benchmark of the store: durable rollout cycles, dispatch latency, spans, a large backlog, the feed, days kept, lists,
+and peers.
 
 Method: a real store process over an embedded PostgreSQL (fsync and synchronous_commit on); this process is the load
 generator, all on one machine. Every rollout is created, committed, pushed over a lease stream, completed, committed
@@ -19,13 +20,13 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import outcome
-from benchmarks.store import backlog, days, feed, picture, rollouts, spans
+from benchmarks.store import backlog, days, feed, lists, picture, rollouts, spans
 from benchmarks.store.peers import lightning
 from benchmarks.store.stand import Bench, running_store
 
 PARTS = {
     "rollouts": rollouts.run, "spans": spans.run, "peers": lightning.run, "backlog": backlog.run, "feed": feed.run,
-    "days": days.run,
+    "days": days.run, "lists": lists.run,
 }  # fmt: skip
 # CPU, which other work on the machine does not change; and what is resident now: the peak that getrusage knows is
 # inherited from the parent on Linux.

@@ -181,24 +181,45 @@ async def write_rows(connection: asyncpg.Connection, ids: Sequence[UUID], *, end
             await copy("item", columns, (PROJECT, 0, 1, 3, 24, 0, 1000, now))
 
 
+Fill = Callable[[asyncpg.Connection], Awaitable[None]]
+
+
+async def no_days(_: asyncpg.Connection) -> None:
+    """Adds nothing to the rows of today."""
+
+
+def some_days(days: int, rows_per_day: int) -> Fill:
+    """Returns what writes ended rollouts of so many days."""
+
+    async def fill(connection: asyncpg.Connection) -> None:
+        for ago in range(days, 0, -1):
+            moment_s = time.time() - ago * DAY_S
+            day = datetime.datetime.fromtimestamp(moment_s, datetime.UTC).date()
+            await connection.execute("select create_span_partition($1)", day)
+            await write_rows(connection, uuid7s(rows_per_day, int(moment_s * 1000)), ended=True)
+
+    return fill
+
+
 @asynccontextmanager
-async def prepared(dsn: str, name: str, *, days: int, rows_per_day: int) -> AsyncIterator[Side]:
-    """Makes a database with rows of today and of so many days before, and drops it in the end."""
+async def prepared(dsn: str, name: str, fill: Fill, *, keep: bool = False) -> AsyncIterator[Side]:
+    """Opens a database with what `fill` writes and rows of today; makes it if there is none, and drops it in the end unless told not to."""
     server = await asyncpg.connect(dsn)
-    await server.execute(f'create database "{name}"')
+    if not await server.fetchval("select count(*) from pg_database where datname = $1", name):
+        await server.execute(f'create database "{name}"')
     dsn = urlunsplit(urlsplit(dsn)._replace(path=f"/{name}"))
     await migrate(dsn)
     database, own = await connect(dsn, connections=2, start_limit_s=10), await asyncpg.connect(dsn)
     try:
         await Maintenance(table=UpkeepTable(database)).run_once()
-        for ago in range(days, 0, -1):
-            moment_s = time.time() - ago * DAY_S
-            day = datetime.datetime.fromtimestamp(moment_s, datetime.UTC).date()
-            await own.execute("select create_span_partition($1)", day)
-            await write_rows(own, uuid7s(rows_per_day, int(moment_s * 1000)), ended=True)
+        await fill(own)
         before = await own.fetchval("select coalesce(max(xid::text::bigint), 0) from rollout_end")
         waiting, ended = uuid7s(WAITING), uuid7s(ENDED)
+        await own.execute("truncate item, live_count")
         await write_rows(own, waiting, ended=False)
+        await own.execute(
+            "insert into live_count (project_id, sort_priority, live) values ($1, 0, $2)", PROJECT, WAITING
+        )
         await write_rows(own, ended, ended=True)
         await own.execute("vacuum analyze")
         last = Cursor(xid=before, rollout_id=UUID(int=2**128 - 1))
@@ -206,8 +227,9 @@ async def prepared(dsn: str, name: str, *, days: int, rows_per_day: int) -> Asyn
     finally:
         await own.close()
         await database.close()
-        # What is not written yet need not be, when the server stops.
-        await server.execute(f'drop database "{name}" with (force)')
+        if not keep:
+            # What is not written yet need not be, when the server stops.
+            await server.execute(f'drop database "{name}" with (force)')
         await server.close()
 
 
@@ -225,25 +247,32 @@ async def _spent_us(side: Side) -> float:
     return sum(int(Path(f"/proc/{row['pid']}/schedstat").read_text().split()[0]) for row in rows) / 1000
 
 
+async def compare(sides: Sequence[Side]) -> dict[str, list[float]]:
+    """Runs each operation on each database in turn; returns the lowest costs, microseconds, in the order of the databases."""
+    found = {}
+    for name, operation in OPERATIONS.items():
+        figures: list[list[float]] = [[] for _ in sides]
+        for _ in range(ROUNDS):
+            for side, costs in zip(sides, figures, strict=True):
+                costs.append(await cpu_us(side, operation))
+                await side.own.execute("update item set session = null, leased_at = null where session is not null")
+                await side.own.execute("vacuum item")
+        # The first round makes the plans; other work on the machine only adds.
+        found[name] = [min(costs[1:]) for costs in figures]
+    return found
+
+
 async def run(bench: Bench) -> None:
     """Fills both databases, runs each operation on them in turn, and claims the ratios of their lowest costs."""
     started = time.perf_counter()
     async with AsyncExitStack() as stack:
         sides = [
-            await stack.enter_async_context(prepared(bench.dsn, name, days=days, rows_per_day=bench.rows_per_day))
-            for name, days in (("bench_today", 0), ("bench_days", bench.days))
+            await stack.enter_async_context(prepared(bench.dsn, name, fill))
+            for name, fill in (("bench_today", no_days), ("bench_days", some_days(bench.days, bench.rows_per_day)))
         ]
         raw: dict[str, Any] = {"days": bench.days, "rows_per_day": bench.rows_per_day}
         raw["fill_s"] = round(time.perf_counter() - started, 1)
-        for name, operation in OPERATIONS.items():
-            figures: tuple[list[float], list[float]] = ([], [])
-            for _ in range(ROUNDS):
-                for side, found in zip(sides, figures, strict=True):
-                    found.append(await cpu_us(side, operation))
-                    await side.own.execute("update item set session = null, leased_at = null where session is not null")
-                    await side.own.execute("vacuum item")
-            # The first round makes the plans; other work on the machine only adds.
-            today, kept = (min(found[1:]) for found in figures)
+        for name, (today, kept) in (await compare(sides)).items():
             raw[name] = {"today_us": round(today, 1), "kept_us": round(kept, 1)}
             title = f"{bench.days:,} days kept, {name}: PostgreSQL CPU beside today alone"
             bench.claim(title, kept / today, "x", GOAL, "lower")

@@ -19,7 +19,7 @@ install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python
 # Prints the pinned version of the distribution $1 with its digests, as a requirement.
 pinned() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print; if ($0 !~ /\\$/) exit}' constraints.txt; }
 
-# The wheel of the gradient exchange compiles its kernels. The compiler stays in the build stage, and comes from the index that
+# The wheels of the gradient exchange and of the proxy compile what they call. The compiler stays in the build stage, and comes from the index that
 # everything else comes from. The target is named so that the code does not depend on the processor of the build machine.
 install_compiler() {
   command -v c++ >/dev/null && return
@@ -50,8 +50,8 @@ if [ "$step" = base ]; then
   python -m venv /opt/uv
   pinned uv | /opt/uv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement /dev/stdin
   make_environment "$environment"
+  case "$service" in algorithm | llm_proxy) install_compiler ;; esac
   if [ "$service" = algorithm ]; then
-    install_compiler
     install_torch
     install_vllm
   fi

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from fulmen_service_kit import launch
 from tests.support import forked
+from tests.support.processes import all_ended
 
 STORE = [sys.executable, "-m", "fulmen_store"]
 FEW = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
@@ -98,3 +100,59 @@ def test_it_is_a_child_with_what_it_was_given_and_nothing_else(tmp_path: Path) -
         os.close(given)
         os.close(other)
     assert process.returncode == -9
+
+
+def tied(*words: str) -> list[str]:
+    """Returns the command line of a service that ends with its parent, as local stacks start them."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *words]
+
+
+def test_a_service_of_a_stack_writes_and_ends_as_it_does_when_it_is_started_as_usual(tmp_path: Path) -> None:
+    (tmp_path / "fulmen_store.py").write_text("raise SystemExit('the module of the working directory')")
+    command = [sys.executable, "-P", *STORE[1:], "serve"]
+    options: dict[str, Any] = {
+        "cwd": tmp_path, "umask": 0o077, "env": {**os.environ, "PYTHONUNBUFFERED": "1"}, "text": True,
+        "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+    }  # fmt: skip
+    one, usual = (subprocess.Popen(words, **options) for words in (tied(*command), ["env", *command]))
+    told = [each.communicate(timeout=LIMIT_S) for each in (one, usual)]
+    assert (one.is_forked, usual.is_forked) == (True, False)  # type: ignore[attr-defined]
+    assert (told[0], one.returncode) == (told[1], usual.returncode)
+    assert one.returncode == 2
+    assert "FULMEN_STORE_DATABASE_URL" in told[0][1]
+
+
+ORPHANS = """
+import os, subprocess, sys, time
+from tests.support import forked
+forked.install()
+from tests.architecture.test_forked_programs import started, tied
+while not started("--help").is_forked:
+    time.sleep(0.2)
+command = tied(sys.executable, "-P", "-m", "fulmen_store", "serve")
+process = subprocess.Popen(command, env={**os.environ, **eval(sys.argv[1])}, umask=0o077)
+assert process.is_forked
+print(process.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+async def test_a_service_of_a_stack_ends_with_its_parent(tmp_path: Path) -> None:
+    database = socket.create_server(("127.0.0.1", 0))
+    database.settimeout(LIMIT_S)
+    settings = {
+        "FULMEN_STORE_DATABASE_URL": f"postgresql://nobody@127.0.0.1:{database.getsockname()[1]}/nothing",
+        "FULMEN_STORE_PORT": "0", "FULMEN_STORE_HTTP_PORT": "0", "FULMEN_STORE_METRICS_PORT": "0",
+        "FULMEN_STORE_SIGNING_KEY": "k" * 40,
+    }  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", ORPHANS, repr(settings)], stdout=subprocess.PIPE) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            database.accept()[0].close()  # it runs
+            status = Path(f"/proc/{pid}/status").read_text()
+            assert "\nUmask:\t0077\n" in status
+        finally:
+            parent.kill()
+            database.close()
+    await all_ended([pid])

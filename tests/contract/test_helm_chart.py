@@ -28,6 +28,7 @@ SECRET_KEYS = frozenset(
         "backend-keys",
         "reader-token",
         "cache-url",
+        "console-session-key",
     }
 )
 
@@ -126,7 +127,7 @@ def test_services_lead_to_ports_that_exist(case: str, release: Manifests) -> Non
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             if probe in container:
                 assert container[probe]["httpGet"]["port"] in named
-    for component in ports.keys() & {"store", "llm-proxy", "runner", "algorithm"}:
+    for component in ports.keys() & {"store", "llm-proxy", "runner", "algorithm", "console"}:
         # One Service has the port of metrics, so that Prometheus finds each pod once.
         serving = [each for each in release.of("Service") if component_of(each) == component]
         ports_of_metrics = [
@@ -172,7 +173,9 @@ def test_secrets_are_named_and_never_written(case: str, release: Manifests) -> N
             reference = variable.get("valueFrom", {}).get("secretKeyRef")
             if reference is not None:
                 used.add((reference["name"], reference["key"]))
-            elif re.search(r"(TOKEN|SIGNING_KEY|KEY_SECRET|_KEYS|DATABASE_URL|CACHE_URL|PASSWORD)", variable["name"]):
+            elif re.search(
+                r"(TOKEN|SIGNING_KEY|SESSION_KEY|KEY_SECRET|_KEYS|DATABASE_URL|CACHE_URL|PASSWORD)", variable["name"]
+            ):
                 assert variable["name"].endswith("_FILE"), variable
                 assert variable["value"].startswith("/etc/fulmen/"), variable
     assert used <= {("fulmen", key) for key in SECRET_KEYS} | {
@@ -211,6 +214,7 @@ def test_a_pod_sees_only_the_secrets_that_it_needs() -> None:
         "algorithm": {"service-token", "engine-token"},
         # Agents run beside it: what makes tokens is not there.
         "runner": {"runner-token"},
+        "console": set(),
         "test": set(),
     }
     [engine] = [spec for owner, _, spec in render(VALUES["engines"]).pods() if component_of(owner) == "engine"]

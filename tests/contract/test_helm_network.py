@@ -50,6 +50,9 @@ FLOWS = {
     ("llm-proxy", "algorithm", 7311),
     ("llm-proxy", "algorithm", 7312),
     ("algorithm", "algorithm", 7301),
+    ("console", "store", 7101),
+    ("console", "llm-proxy", 7201),
+    ("console", "algorithm", 7301),
     ("test", "store", 7101),
     ("test", "llm-proxy", 7201),
     ("test", "algorithm", 7301),
@@ -170,6 +173,7 @@ def test_who_else_gets_in_is_said_in_the_values() -> None:
         "llm-proxy": [(agents, [7200]), (tools, [7200]), (tools, [7201]), (prometheus, [7202])],
         "runner": [(tools, [7401]), (prometheus, [7402])],
         "algorithm": [(tools, [7301]), (prometheus, [7302]), (ranks, [7303]), (ray, [7303])],
+        "console": [(tools, [7500]), (prometheus, [7502])],
         "engine": [(prometheus, [7502])],
     }  # fmt: skip
 
@@ -216,7 +220,7 @@ def test_every_service_tells_the_collector_and_may_reach_it() -> None:
         for variable in container.get("env", [])
         if variable["name"].endswith("_OTLP_ENDPOINT")
     }
-    services = {"store", "llm-proxy", "runner", "algorithm", "engine"}
+    services = {"store", "llm-proxy", "runner", "algorithm", "console", "engine"}
     assert telling == dict.fromkeys(services, "https://otel-collector.monitoring:4317")
     assert reaching == services
     at_any_address = render({"collector": {"endpoint": "http://10.0.0.7:14317"}})

@@ -25,11 +25,12 @@ from tools.helm_settings import CHART, CLASSES, with_names
 
 SERVICES: dict[str, type[ServiceSettings]] = {str(each.model_config["env_prefix"]): each for each in CLASSES.values()}
 COMPONENTS = {"store": "FULMEN_STORE_", "llm-proxy": "FULMEN_LLM_PROXY_", "runner": "FULMEN_RUNNER_",
-              "algorithm": "FULMEN_ALGORITHM_", "engine": "FULMEN_WEIGHT_AGENT_"}  # fmt: skip
+              "algorithm": "FULMEN_ALGORITHM_", "console": "FULMEN_CONSOLE_", "engine": "FULMEN_WEIGHT_AGENT_"}  # fmt: skip
 FILES = {
     "/etc/fulmen/database/url": "postgresql://fulmen:pass@database.example.com:5432/fulmen",
     "/etc/fulmen/secrets/cache-url": "rediss://:pass@redis.example.com:6379/0",
     "/etc/fulmen/secrets/signing-key": "k" * 64,
+    "/etc/fulmen/secrets/console-session-key": "s" * 43,
     "/etc/fulmen/secrets/attempt-key-secret": "a" * 43,
     "/etc/fulmen/secrets/backend-keys": '{"engine": {"key": "an engine\'s token", "hosts": ["*"]}}',
 }

@@ -1,8 +1,9 @@
 """Starts the programs under test in forks of a process that has imported them, which saves a second of imports each time.
 
 `Popen` and everything that uses it start `python -m fulmen_store` and the like so, in the same way as other programs: the
-process is a child of the tests' own, with its own environment, descriptors, session and command line. Whatever differs for
-the interpreter itself (PYTHONPATH, a `preexec_fn`, another user) is started as usual. Linux only.
+process is a child of the tests' own, with its own environment, descriptors, session and command line. So are services that
+`fulmen_service_kit.launch` ties to their parent. Whatever differs for the interpreter itself (PYTHONPATH, a `preexec_fn`,
+another user) is started as usual. Linux only.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,14 @@ __all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install"]
 MODULES = ("fulmen_store", "fulmen_runner", "fulmen_llm_proxy", "fulmen_algorithm", "fulmen_cli")
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LANG", "LC_", "TZ")
 """Beginnings of variables that are read when Python or a library starts."""
+UNBUFFERED = "PYTHONUNBUFFERED"
+"""The one of them that a fork obeys."""
+LAUNCHER = "fulmen_service_kit/launch.py"
 UNUSUAL = ("executable", "preexec_fn", "gid", "gids", "uid", "shell")
 LENGTH_BYTES = 4
 CLONE_PARENT = 0x00008000  # linux/sched.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PARENT_IS_GONE = 3
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}
 SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
@@ -45,6 +52,37 @@ def install() -> None:
         ENVIRONMENT.update(os.environ)
         subprocess.Popen = _Popen  # type: ignore[misc]
         atexit.register(_close)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Program:
+    """One of the programs, as a command line names it.
+
+    Attributes:
+        module: What is run.
+        arguments: Its arguments.
+        is_tied: Whether it ends with its parent.
+        is_safe: Whether it imports nothing of its working directory (`python -P`).
+    """
+
+    module: str
+    arguments: list[str]
+    is_tied: bool
+    is_safe: bool
+
+
+def _program_of(words: list[str]) -> _Program | None:
+    """Returns what a command line runs; None if it is none of the programs."""
+    launched = words[:3] == [sys.executable, "-I", "-S"] and len(words) > 5 and words[3].endswith(LAUNCHER)
+    is_tied = launched and words[4] == str(os.getpid())
+    if launched and not is_tied:
+        return None
+    rest = words[5:] if is_tied else words
+    is_safe = rest[:2] == [sys.executable, "-P"]
+    rest = rest[2:] if is_safe else rest[1:] if rest[:1] == [sys.executable] else []
+    if len(rest) < 2 or rest[0] != "-m" or rest[1] not in MODULES:
+        return None
+    return _Program(module=rest[1], arguments=rest[2:], is_tied=is_tied, is_safe=is_safe)
 
 
 class _Server:
@@ -70,6 +108,7 @@ class _Server:
         given = os.environ if environment is None else environment
         # One that is missing changes nothing that the programs use, except the path of modules.
         names = {"PYTHONPATH", *(name for name in map(os.fsdecode, given) if name.startswith(OF_THE_INTERPRETER))}
+        names.discard(UNBUFFERED)
         return all(given.get(name) == ENVIRONMENT.get(name) for name in names)
 
     def fork(self, words: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -110,15 +149,13 @@ class _Popen(subprocess.Popen):
         command = given["args"]
         if isinstance(command, str | bytes | os.PathLike) or any(given.get(name) for name in UNUSUAL):
             return False
-        words = [os.fsdecode(word) for word in command]
-        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES or not given["close_fds"]:
-            return False
-        if given.get("umask", -1) != -1 or given.get("process_group", -1) != -1:
+        program = _program_of([os.fsdecode(word) for word in command])
+        if program is None or not given["close_fds"] or given.get("process_group", -1) != -1:
             return False
         # A server has the network in which it was started.
         if _network() != NETWORK:
             return False
-        server = _server_of(words[2])
+        server = _server_of(program.module)
         if server is None or not server.takes(given["env"]):
             return False
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -126,7 +163,9 @@ class _Popen(subprocess.Popen):
         passed = sorted(given["pass_fds"])
         environment = os.environ if given["env"] is None else given["env"]
         orders = {
-            "arguments": words[3:],
+            **asdict(program),
+            "parent": os.getpid(),
+            "umask": given.get("umask", -1),
             "environment": {os.fsdecode(name): os.fsdecode(value) for name, value in environment.items()},
             "folder": os.fspath(given["cwd"] or Path.cwd()),
             "passed": passed,
@@ -178,7 +217,10 @@ def _serve(module: str) -> None:
     gc.freeze()
     control.sendall(b"R")
     while True:
-        size, descriptors, _, _ = socket.recv_fds(control, LENGTH_BYTES, 16)
+        try:
+            size, descriptors, _, _ = socket.recv_fds(control, LENGTH_BYTES, 16)
+        except ConnectionResetError:  # closed before anybody asked whether it is ready
+            return
         if not size:
             return
         orders = json.loads(_read(control, int.from_bytes(size, "big")))
@@ -212,6 +254,12 @@ def _run(module: str, orders: Mapping[str, Any], descriptors: Sequence[int]) -> 
 
     if orders["session"]:
         os.setsid()
+    if orders["umask"] != -1:
+        os.umask(orders["umask"])
+    if orders["is_tied"]:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != orders["parent"]:
+            os._exit(PARENT_IS_GONE)
     # Their numbers here may be those that they must get.
     moved = [os.dup(descriptor) for descriptor in descriptors]
     kept = [0, 1, 2, *orders["passed"]]
@@ -228,9 +276,13 @@ def _run(module: str, orders: Mapping[str, Any], descriptors: Sequence[int]) -> 
     # What importing the service kit adds.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.chdir(orders["folder"])
-    sys.path[0] = orders["folder"]
+    # The first is that of the working directory.
+    sys.path[:1] = [] if orders["is_safe"] else [orders["folder"]]
+    if os.environ.get(UNBUFFERED):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
     sys.argv = [module, *orders["arguments"]]
-    _set_title([sys.executable, "-m", module, *orders["arguments"]])
+    _set_title([sys.executable, *(["-P"] if orders["is_safe"] else []), "-m", module, *orders["arguments"]])
     sys.modules.pop(f"{module}.__main__", None)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import which
 from typing import Self
@@ -19,7 +19,24 @@ from typing import Self
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 LIMIT_S = 30.0
 SERVICE = "10.78.0.254"
+OWN_NETWORK = "/proc/thread-self/ns/net"
 AVAILABLE = sys.platform == "linux" and os.geteuid() == 0 and all(map(which, ("ip", "nsenter", "unshare")))
+_HOME = os.open(OWN_NETWORK, os.O_RDONLY) if AVAILABLE else -1
+
+
+@contextmanager
+def at_home() -> Iterator[None]:
+    """Has the calling thread in the network that all tests begin in, whatever machines there are."""
+    if not AVAILABLE or Path(OWN_NETWORK).readlink() == Path(f"/proc/self/fd/{_HOME}").readlink():
+        yield
+        return
+    away = os.open(OWN_NETWORK, os.O_RDONLY)
+    _enter(_HOME)
+    try:
+        yield
+    finally:
+        _enter(away)
+        os.close(away)
 
 
 class Machines:
@@ -86,7 +103,7 @@ class Machines:
         return found
 
     def __enter__(self) -> Self:
-        self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        self._home = os.open(OWN_NETWORK, os.O_RDONLY)
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "unshare failed")
         try:
@@ -107,8 +124,7 @@ class Machines:
         for holder in self._holders:
             holder.kill()
             holder.communicate()
-        if ctypes.CDLL(None, use_errno=True).setns(self._home, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns failed")
+        _enter(self._home)
         os.close(self._home)
 
     def _add(self, machine: int) -> None:
@@ -124,6 +140,11 @@ class Machines:
         _run(*inside, "ip", "link", "set", "lo", "up")
         _run(*inside, "ip", "link", "set", "eth0", "up")
         _run(*inside, "ip", "addr", "add", f"{self.address(machine)}/24", "dev", "eth0")
+
+
+def _enter(network: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(network, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def _run(*words: str) -> None:

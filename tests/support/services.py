@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from fulmen_runner.settings import RunnerSettings
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.algorithm.warm import given_forks_here
 from tests.support.store.running import SIGNING_KEY, StoreHandle
 
 __all__ = ["SERVICES", "serving", "target_of"]
@@ -30,7 +31,7 @@ SERVICES: Final = ("store", "llm_proxy", "algorithm", "runner")
 
 @asynccontextmanager
 async def serving(
-    service: str, store: StoreHandle, folder: Path, *, roles: bool = False, **changes: Any
+    service: str, store: StoreHandle, folder: Path, *, roles: bool = False, trains: bool = False, **changes: Any
 ) -> AsyncIterator[ServiceParts]:
     """Serves a service beside a store until the block ends; the store itself is served already.
 
@@ -39,6 +40,7 @@ async def serving(
         store: The store.
         folder: An empty folder for its state.
         roles: Whether its background roles run, too; one that ends fails the test.
+        trains: Whether it will start engines or ranks, and forks what all tests of this process fork.
         changes: Settings that differ.
     """
     if service == "store":
@@ -47,7 +49,8 @@ async def serving(
         return
     build, settings = _configured(service, store, folder, changes)
     async with AsyncExitStack() as stack:
-        parts: ServiceParts = await build(settings, stack)
+        with given_forks_here() if trains else nullcontext():
+            parts: ServiceParts = await build(settings, stack)
         await parts.server.server.start()
         stack.push_async_callback(parts.server.server.stop, None)
         tasks = [asyncio.create_task(role.run(), name=name) for name, role in parts.roles.items()] if roles else []

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from fulmen_algorithm.clients.forked_child import ModuleStarter
-from fulmen_algorithm.cluster.local import LocalCluster
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings
 from tests.support.algorithm.trainers import GROUPS, model_dir, rows, setup_of
+from tests.support.algorithm.warm import here
 
 __all__ = ["alone", "group", "model_dir", "rows", "setup"]
 
@@ -42,8 +41,6 @@ def setup(request: pytest.FixtureRequest, model_dir: Path) -> TrainerSetup:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def group(setup: TrainerSetup) -> AsyncIterator[RankGroupTrainer]:
-    modules = ModuleStarter(warm=True)
-    trainer = await RankGroupTrainer.open(setup, GroupOptions(cluster=LocalCluster(modules)))
+    trainer = await RankGroupTrainer.open(setup, GroupOptions(cluster=here()))
     yield trainer
     await trainer.close()
-    modules.close()

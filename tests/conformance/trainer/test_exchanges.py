@@ -28,6 +28,7 @@ from fulmen_algorithm.training.settings import (
 )
 from fulmen_exchange.registry import ExchangeSettings
 from tests.support.algorithm.trainers import weights_of
+from tests.support.algorithm.warm import here
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -76,7 +77,7 @@ def setup_of(model_dir: Path, request: pytest.FixtureRequest) -> SetupOf:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def group(setup_of: SetupOf) -> AsyncIterator[RankGroupTrainer]:
     """Yields a group whose processes every test opens its own trainer in."""
-    trainer = await RankGroupTrainer.open(setup_of(None, AdamW()), GroupOptions())
+    trainer = await RankGroupTrainer.open(setup_of(None, AdamW()), GroupOptions(cluster=here()))
     yield trainer
     await trainer.close()
 

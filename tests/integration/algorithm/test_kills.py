@@ -81,7 +81,9 @@ async def test_two_runs_whose_service_is_killed_at_random_points_use_every_group
     chance = random.Random(SEED)
     print(f"{soak.SEED_VARIABLE}={SEED}")
     async with (
-        running_stack(short_tmp_path, environment={"FULMEN_ALGORITHM_KEEP_CHECKPOINTS": "9"}) as stack,
+        running_stack(
+            short_tmp_path, environment={"FULMEN_ALGORITHM_KEEP_CHECKPOINTS": "9"}, forks_alone=True
+        ) as stack,
         connect(stack_targets(stack), token=stack.client_token) as client,
     ):
         watchers = [await start_run(stack, client, repository_root, name, policy=name) for name in POLICIES]

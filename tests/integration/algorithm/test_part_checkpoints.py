@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_algorithm.clients.forked_child import ModuleStarter
-from fulmen_algorithm.cluster.local import LocalCluster
 from fulmen_algorithm.persistence.checkpoints import CheckpointStore
 from fulmen_algorithm.runs.failure import TrainerLost
 from fulmen_algorithm.trainers.processes import GroupOptions
@@ -18,6 +16,7 @@ from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
 from fulmen_algorithm.training.settings import StepSettings
 from tests.support.algorithm.trainers import model_dir, rows, setup_of
+from tests.support.algorithm.warm import here
 
 __all__ = ["model_dir", "rows"]
 
@@ -40,39 +39,35 @@ async def there(path: Path) -> None:
 async def test_a_rank_that_is_killed_in_the_middle_of_a_save_leaves_the_checkpoint_before(model_dir, rows, tmp_path):
     store = CheckpointStore(directory=tmp_path)
     setup = setup_of(model_dir, ComputeSettings(parallel=Fsdp2(ranks=2)))
-    modules = ModuleStarter(warm=True)
-    try:
-        options = GroupOptions(cluster=LocalCluster(modules))
-        group = await RankGroupTrainer.open(setup, options)
-        await group.train_supervised(rows, settings=STEP)
-        folder = store.begin()
-        await group.write_state(folder)
-        store.complete(folder, {"step": 1})
-        expected = await group.train_supervised(rows, settings=STEP)
+    options = GroupOptions(cluster=here())
+    group = await RankGroupTrainer.open(setup, options)
+    await group.train_supervised(rows, settings=STEP)
+    folder = store.begin()
+    await group.write_state(folder)
+    store.complete(folder, {"step": 1})
+    expected = await group.train_supervised(rows, settings=STEP)
 
-        folder = store.begin()
-        # The second rank waits here for somebody who reads: the first one has written its file meanwhile.
-        moments = folder / "moments-00000/exp_avg"
-        moments.mkdir(parents=True)
-        os.mkfifo(moments / "shard-00002-model-00001-of-00001.safetensors")
-        saving = asyncio.create_task(group.write_state(folder))
-        await there(moments / "shard-00001-model-00001-of-00001.safetensors")
-        os.kill(group.pids[1], signal.SIGKILL)
-        with pytest.raises(TrainerLost):
-            await saving
+    folder = store.begin()
+    # The second rank waits here for somebody who reads: the first one has written its file meanwhile.
+    moments = folder / "moments-00000/exp_avg"
+    moments.mkdir(parents=True)
+    os.mkfifo(moments / "shard-00002-model-00001-of-00001.safetensors")
+    saving = asyncio.create_task(group.write_state(folder))
+    await there(moments / "shard-00001-model-00001-of-00001.safetensors")
+    os.kill(group.pids[1], signal.SIGKILL)
+    with pytest.raises(TrainerLost):
+        await saving
 
-        [damaged, found] = [store.newest().damaged, store.newest().checkpoint]
-        assert damaged == ()
-        assert found is not None
-        assert found.progress == {"step": 1}
-        again = await RankGroupTrainer.open(setup, options)
-        await again.read_state(found.path)
-        resumed = await again.train_supervised(rows, settings=STEP)
-        assert (resumed.loss, resumed.grad_norm) == (expected.loss, expected.grad_norm)
-        folder = store.begin()
-        assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".writing")] == [folder.name]
-        await again.write_state(folder)
-        assert store.complete(folder, {"step": 2}).sequence == 2
-        await again.close()
-    finally:
-        modules.close()
+    [damaged, found] = [store.newest().damaged, store.newest().checkpoint]
+    assert damaged == ()
+    assert found is not None
+    assert found.progress == {"step": 1}
+    again = await RankGroupTrainer.open(setup, options)
+    await again.read_state(found.path)
+    resumed = await again.train_supervised(rows, settings=STEP)
+    assert (resumed.loss, resumed.grad_norm) == (expected.loss, expected.grad_norm)
+    folder = store.begin()
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".writing")] == [folder.name]
+    await again.write_state(folder)
+    assert store.complete(folder, {"step": 2}).sequence == 2
+    await again.close()

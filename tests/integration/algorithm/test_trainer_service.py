@@ -47,7 +47,7 @@ async def serve(store: StoreHandle, tmp_path: Path) -> AsyncIterator[Callable[..
 
         async def serve(**changes: Any) -> fulmen.AsyncClient:
             nonlocal parts
-            given = {"model_roots": "/", "roles": True, **changes}
+            given = {"model_roots": "/", "roles": True, "trains": True, **changes}
             parts = await stack.enter_async_context(serving("algorithm", store, tmp_path, **given))
             stack.push_async_callback(parts.drain)
             return await stack.enter_async_context(client_of(store, target_of(parts)))

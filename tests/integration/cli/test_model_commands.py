@@ -144,7 +144,7 @@ async def world(store: StoreHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "llm_proxy_target": "127.0.0.1:1",
             "hub_models": "Acme/*",
         }
-        async with serving_process("fulmen_algorithm", values) as service:
+        async with serving_process("fulmen_algorithm", values, trains=True) as service:
             address = f"127.0.0.1:{service.port}"
             monkeypatch.setenv("FULMEN_ALGORITHM_TARGET", address)
             yield World(hub=hub, store=store, address=address, demonstrations=published.name)

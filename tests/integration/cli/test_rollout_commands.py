@@ -127,6 +127,7 @@ async def test_rollouts_are_counted_changed_and_deleted(rollout: Rollout, stubs:
     assert "priority 7" in await rollout("update", waits, "--deadline", "never")
     deleted = await rollout("delete", "--filter", "state = SUCCEEDED")
     assert "1 deleted." in await rollout("delete", failed.rollout.name)
+    assert "team=a" in await rollout("count", "--by", "state", "--by", "metadata")
     assert json.loads(await rollout("count", "-o", "json"))["count"] == "2"
     check_screen("rollout-selection", counted + changed + deleted)
     assert "has ended" in await rollout("delete", waits, status=Exit.CONFLICT)

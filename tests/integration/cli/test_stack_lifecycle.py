@@ -77,6 +77,16 @@ def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state:
     assert called_as_json(state, "fulmen.store.v1.RolloutService/ListRollouts") == {}
     assert "algorithms" in called_as_json(state, "fulmen.algorithm.v1.TrainingRunService/ListAlgorithms")
 
+    opened = fulmen("open", "queue", "--print", *there).stdout.strip()
+    address, _, code = opened.partition("#code=")
+    assert address.endswith("/projects/default/queue")
+    session = urllib.request.Request(
+        f"{address.removesuffix('/projects/default/queue')}/session",
+        data=json.dumps({"code": code}).encode(), headers={"Content-Type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(session, timeout=10) as answer:
+        assert json.loads(answer.read())["role"] == "admin"
+
     again = fulmen("up", *there)
     assert "already running" in again.stdout
     assert readable_by_others(state) == []

@@ -9,14 +9,13 @@ import torch
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.training.policy import PolicyModel
 from tests.support.algorithm.embedded_engine import engine, model_dirs, options  # noqa: F401  (fixtures)
+from tests.support.algorithm.warm import warm_modules
 
 
-@pytest.fixture(scope="module")
-def modules() -> Iterator[ModuleStarter]:
+@pytest.fixture(scope="session")
+def modules() -> ModuleStarter:
     """Starts engines that share one import of torch."""
-    made = ModuleStarter(warm=True)
-    yield made
-    made.close()
+    return warm_modules()
 
 
 @pytest.fixture(scope="session")

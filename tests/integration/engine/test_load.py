@@ -108,7 +108,7 @@ async def test_weights_swap_in_mid_answer_and_the_answer_says_where(engine, mode
     swapping = asyncio.create_task(engine.generator.swap(weights, 9))
     await asyncio.sleep(0)  # lets the swap enter the queue
     resume.set()
-    assert await asyncio.wait_for(swapping, GATE_DEADLINE_S) < 1
+    assert await asyncio.wait_for(swapping, GATE_DEADLINE_S) > 0
     await asyncio.wait_for(running, GATE_DEADLINE_S)
     assert versions == [0, 0, 0, 9, 9, 9]
     answer = {"prompt_token_ids": prompt, "choices": [{"token_ids": ids}]}

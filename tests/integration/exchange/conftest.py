@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 import torch
 
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.channel import FulmenChannel
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
+from fulmen_exchange.links.grpc_server import dial
 from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from tests.support.exchange.world import LEASE_S, ROWS, RUN, Member, Site, layout_of, running, settings_named
@@ -36,7 +37,7 @@ async def join(site: Site) -> AsyncIterator[Callable[..., Awaitable[Member]]]:
         rows: int = ROWS + 3,
         codec: str = "topk",
         targets: Sequence[str] = (),
-        connect: Callable[[str], FulmenChannel] = open_channel,
+        connect: Callable[[str], FulmenChannel] = dial,
         link: dict[str, float] | None = None,
         **more: object,
     ) -> Member:

@@ -14,13 +14,15 @@ import torch
 from structlog.testing import capture_logs
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.channel import FulmenChannel
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_chunks import ReadChunk
-from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT, SMALL, link_loop
+from fulmen_exchange.links.grpc_link import FRONT_BYTES, MAX_IN_FLIGHT, SMALL, link_loop
+from fulmen_exchange.links.grpc_server import dial
 from tests.support.exchange.channels import Read, Tapped, Write
+from tests.support.exchange.line import Line
 from tests.support.exchange.sums import HASTY, alike, exchanged
 from tests.support.exchange.world import Join, Member, Site, running
 
@@ -45,7 +47,7 @@ def altered(target: str, alter: Callable[[pb.GradientChunk], Awaitable[None]]) -
 
         return altered_write
 
-    return Tapped(open_channel(target), write=altering)
+    return Tapped(dial(target), write=altering)
 
 
 async def test_a_slow_upload_is_cut_off_when_the_sum_is_made_without_it(site: Site, join: Join) -> None:
@@ -123,7 +125,7 @@ def unruly(target: str, chance: random.Random) -> FulmenChannel:
 
         return late
 
-    return Tapped(open_channel(target), write=shuffling, read=delaying)
+    return Tapped(dial(target), write=shuffling, read=delaying)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -144,6 +146,37 @@ async def test_messages_that_are_late_repeated_and_in_another_order_change_nothi
     assert all(member.accepted == [[True]] * 3 for member in members)
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_lines_that_lose_a_hundredth_and_shuffle_the_rest_change_nothing(
+    seed: int, site: Site, join: Join
+) -> None:
+    rows, chance = 3 * CHUNK_BYTES // 16 + 5, random.Random(seed)
+    lines = [Line(int(site.target.rpartition(":")[2]), seed=seed + rank) for rank in range(2)]
+    try:
+        members = [
+            await join(rank, rows=rows, targets=[line.address], connect=lambda at: unruly(at, chance))
+            for rank, line in enumerate(lines)
+        ]
+        async with running(Site()) as other:
+            calm = [await join(rank, rows=rows, targets=[other.target]) for rank in range(2)]
+            for line in lines:
+                line.loses = 0.01
+            number = 0
+            while number < 3 or not all(line.lost for line in lines):
+                number += 1
+                sums = await exchanged(number, *members)
+                wanted = await exchanged(number, *calm)
+                assert all(alike(sum_, wanted[0]) for sum_ in sums)
+            for line in lines:
+                line.loses = 0.0
+            for member in (*calm, *members):
+                await asyncio.to_thread(member.link.kill)
+        assert all(member.accepted == [[True]] * number for member in members)
+    finally:
+        for line in lines:
+            line.close()
+
+
 async def test_a_payload_that_a_joining_rank_interrupts_is_sent_again_before_later_ones(site: Site, join: Join) -> None:
     # Otherwise the sums of later calls would be made first, and the interrupted one never.
     begun, goes_on, main = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
@@ -156,9 +189,10 @@ async def test_a_payload_that_a_joining_rank_interrupts_is_sent_again_before_lat
             main.call_soon_threadsafe(begun.set)
             await asyncio.to_thread(goes_on.wait, 20.0)
 
-    link = {"piece_bytes": 2 * CHUNK_BYTES, "max_wait_s": 5.0, "straggler_timeout_s": 10.0, "deadline_s": 20.0}
+    # Of a tensor of this size all pieces are of the short length: a quarter.
+    link = {"piece_bytes": 12 * CHUNK_BYTES, "max_wait_s": 5.0, "straggler_timeout_s": 10.0, "deadline_s": 20.0}
     member = await join(0, of=1, link=link, connect=lambda target: altered(target, hold))
-    tensor = torch.ones(3 * 2 * CHUNK_BYTES // 4)
+    tensor = torch.ones(3 * (3 * CHUNK_BYTES - FRONT_BYTES) // 4)
     member.link.begin()
     waiting = asyncio.create_task(asyncio.to_thread(member.link.all_reduce, tensor))
     await begun.wait()
@@ -185,7 +219,7 @@ async def test_a_rank_reports_its_newest_sum_even_if_an_earlier_one_was_lost(sit
         return without_first
 
     member = await join(
-        0, of=1, link={"piece_bytes": 2**16, **HASTY}, connect=lambda target: Tapped(open_channel(target), read=losing)
+        0, of=1, link={"piece_bytes": 2**16, **HASTY}, connect=lambda target: Tapped(dial(target), read=losing)
     )
     [shard] = member.link._shards
     member.link.begin()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fulmen.rpc.channel import open_channel
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.links.grpc_chunks import ReadChunk
+from fulmen_exchange.links.grpc_server import dial
 from tests.support.exchange.channels import Read, Tapped
 from tests.support.exchange.sums import HASTY, alike, exchanged
 from tests.support.exchange.world import Join, Site, running
@@ -39,7 +39,7 @@ async def test_a_server_that_dies_in_the_middle_of_a_reply_changes_no_bit(
     async with running(Site(folder=tmp_path / "dies")) as site, running(Site()) as calm:
         one = await join(
             0, targets=[site.target], rows=ROWS, link=HASTY,
-            connect=lambda target: Tapped(open_channel(target), read=held), **settings,
+            connect=lambda target: Tapped(dial(target), read=held), **settings,
         )  # fmt: skip
         other = await join(1, targets=[site.target], rows=ROWS, link=HASTY, **settings)
         undisturbed = [await join(rank, targets=[calm.target], rows=ROWS, **settings) for rank in range(2)]

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 import torch
 
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import SegmentCodec
-from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT, SMALL
+from fulmen_exchange.links.grpc_link import FRONT_BYTES, MAX_IN_FLIGHT, SMALL, _waves
 from fulmen_exchange.registry import load_codecs, make_codec
 from tests.support.exchange.sums import ROUNDS, expected
 from tests.support.exchange.world import Join, Member, Site, gradient_of
@@ -76,6 +77,21 @@ async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(
 
     assert machine.totals.sums == 7
     assert all(torch.equal(tensor, wanted) for tensor in tensors)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("size", [1, SMALL, SMALL + 1, 10**6, 7 * 10**6])
+def test_pieces_cover_a_tensor_and_fill_their_chunks(size: int, shards: int) -> None:
+    # 4 MiB: the first and the last are shorter, since nothing comes down while the first goes up.
+    flat = torch.arange(size)
+    waves = list(_waves(flat, shards, 2**22))
+    assert torch.equal(torch.cat([piece for wave in waves for piece in wave]), flat)
+    lengths = [sum(map(len, wave)) * flat.element_size() for wave in waves]
+    for length in lengths if size > SMALL else ():
+        assert length <= shards * (4 * CHUNK_BYTES - FRONT_BYTES)
+    if size == 7 * 10**6:
+        quarter, half = shards * (CHUNK_BYTES - FRONT_BYTES), shards * (2 * CHUNK_BYTES - FRONT_BYTES)
+        assert lengths[:2] == lengths[:-3:-1] == [quarter // 8 * 8, half // 8 * 8]
 
 
 async def test_a_tensor_that_does_not_lie_in_a_row_is_summed(site: Site, join: Join) -> None:

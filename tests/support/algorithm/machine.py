@@ -40,7 +40,9 @@ class Machine:
         self._process: ServiceProcess | None = None
 
     async def start(self) -> None:
-        self._process = await self._life.enter_async_context(serving_process("fulmen_algorithm", self._settings))
+        self._process = await self._life.enter_async_context(
+            serving_process("fulmen_algorithm", self._settings, trains="warm_start" not in self._settings)
+        )
 
     async def stop(self) -> None:
         await self._life.aclose()

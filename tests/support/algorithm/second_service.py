@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fulmen.rpc.services import Services, connect
 from fulmen_cli.local.stack import LocalStack
+from tests.support.algorithm.warm import given_forks
 from tests.support.stack import stack_targets
 
 START_LIMIT_S = 120.0
@@ -43,9 +44,10 @@ async def second_service(stack: LocalStack, folder: Path, **settings: str) -> As
     ready, log = folder / "ready.json", folder / "log"
     own = {"PORT": "0", "METRICS_PORT": "0", "STATE_DIR": str(folder / "state"), "READY_FILE": str(ready)}
     environment |= {f"{PREFIX}{name}": value for name, value in (own | {"ENGINE_BACKEND": "second"} | settings).items()}
-    with log.open("wb") as output:
+    with log.open("wb") as output, given_forks() as (variables, passed):
+        command = [sys.executable, "-m", "fulmen_algorithm", "serve"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "fulmen_algorithm", "serve"], env=environment, stdout=output, stderr=output
+            command, env={**environment, **variables}, pass_fds=passed, stdout=output, stderr=output
         )
     try:
         async with asyncio.timeout(START_LIMIT_S):

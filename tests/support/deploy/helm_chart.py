@@ -58,6 +58,7 @@ VALUES: dict[str, Document] = {
         "llmProxy": {"replicas": 1},
         "runner": {"enabled": False},
         "algorithm": {"enabled": False},
+        "console": {"enabled": False},
     },
     "tls": {
         "tls": {"existingSecrets": {"store": "my-store-tls"}},
@@ -119,6 +120,7 @@ VALUES: dict[str, Document] = {
             "settings": {"MAX_CONCURRENT_RUNS": 1, "CLUSTERS": json.dumps(CLUSTERS)},
             **_CACHE,
         },
+        "console": {"sessionKey": True, "settings": {"IS_PUBLIC_HTTPS": True, "PATH_PREFIX": "/fulmen"}},
         "engines": {"enabled": True, "tokenSecret": "solver-engines", "settings": {"OUTAGE_LIMIT_S": 600}},
         "torchrun": {"enabled": True, "args": ["-m", "my_training"]},
     },

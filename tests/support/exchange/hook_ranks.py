@@ -103,20 +103,22 @@ def settings_of(codec: str, **settings: Any) -> CodecSettings:
 
 
 def layers_with(
-    settings: CodecSettings | None, **ddp: Any
+    settings: CodecSettings | None, *, overlap: bool = False, **ddp: Any
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer, ExchangeHook]:
     """Makes a model, the same on every rank, that trains with SGD; None is for DDP without a hook."""
     torch.manual_seed(7)
-    return with_hook(Layers(), settings, learning_rate=0.1, **ddp)
+    return with_hook(Layers(), settings, learning_rate=0.1, overlap=overlap, **ddp)
 
 
 def with_hook(
-    module: nn.Module, settings: CodecSettings | None, *, learning_rate: float, **ddp: Any
+    module: nn.Module, settings: CodecSettings | None, *, learning_rate: float, overlap: bool = False, **ddp: Any
 ) -> tuple[Any, torch.optim.Optimizer, Any]:
     """Wraps a module."""
     model = DistributedDataParallel(module, bucket_cap_mb=SMALL_BUCKETS, **ddp)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    hook = hooks.register(model, settings, optimizer=optimizer, seed=3) if settings is not None else None
+    if settings is None:
+        return model, optimizer, None
+    hook = hooks.register(model, settings, optimizer=optimizer, seed=3, overlap=overlap)
     return model, optimizer, hook
 
 
@@ -214,10 +216,12 @@ def give_to_powersgd(rank: int, matrix_rank: int, gradients: Gradients) -> tuple
     return found, give(rank, settings, gradients, {})
 
 
-def go_on(rank: int, codec: str, settings: dict[str, Any], steps: int) -> tuple[list[str], list[str]]:
+def go_on(
+    rank: int, codec: str, settings: dict[str, Any], steps: int, *, overlap: bool = False
+) -> tuple[list[str], list[str]]:
     """Trains, and trains again with a checkpoint after half of the steps; returns the digests of both."""
     chosen = settings_of(codec, **settings)
-    model, optimizer, hook = layers_with(chosen)
+    model, optimizer, hook = layers_with(chosen, overlap=overlap)
     unbroken = []
     for step in range(steps):
         if step == steps // 2:
@@ -226,7 +230,7 @@ def go_on(rank: int, codec: str, settings: dict[str, Any], steps: int) -> tuple[
             dist.all_gather_object(states, hook.state())
         take_step(model, optimizer, rank, step)
         unbroken.append(digest(model))
-    model, optimizer, hook = layers_with(chosen)
+    model, optimizer, hook = layers_with(chosen, overlap=overlap)
     model.module.load_state_dict(weights)
     hook.restore(states)
     resumed = []
@@ -256,15 +260,32 @@ def train_with_scale(rank: int, codec: str, settings: dict[str, Any], scaled: bo
     return digests, scales
 
 
-def meet_infinity(rank: int) -> tuple[list[bool], int, list[str]]:
-    """Trains; in the second step one rank's gradient is infinite. Returns where gradients were finite, rounds, digests."""
-    model, optimizer, hook = layers_with(settings_of("topk", ratio=10.0))
+def meet_infinity(
+    rank: int, codec: str = "topk", overlap: bool = False, of_last: bool = False
+) -> tuple[list[bool], int, list[str]]:
+    """Trains; in the third step one rank's gradient is infinite. Returns where gradients were finite, rounds, digests.
+
+    Args:
+        rank: This rank.
+        codec: Name of the codec.
+        overlap: See `register`.
+        of_last: Whether only that of the first layer is, which comes last.
+    """
+    settings: dict[str, Any] = {"ratio": 10.0} if codec in ("topk", "topk_quantised", "dgc") else {}
+    settings |= {"clip": 0.0} if codec == "dgc" else {}
+    model, optimizer, hook = layers_with(settings_of(codec, **settings), overlap=overlap)
     finite, digests = [], []
-    for step in range(3):
+    for step in range(5):
         optimizer.zero_grad()
         inputs, targets = rows_of(rank, step)
-        error = (model(inputs) - targets).square().mean() * (float("inf") if (rank, step) == (1, 1) else 1.0)
+        infinite = float("inf") if (rank, step) == (1, 2) else 1.0
+        if of_last:
+            first = model.module.layers[0].weight
+            handle = first.register_hook(lambda gradient, by=infinite: gradient * by)
+        error = (model(inputs) - targets).square().mean() * (1.0 if of_last else infinite)
         error.backward()
+        if of_last:
+            handle.remove()
         finite.append(all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()))
         if finite[-1]:
             optimizer.step()
@@ -272,21 +293,21 @@ def meet_infinity(rank: int) -> tuple[list[bool], int, list[str]]:
     return finite, hook.rounds, digests
 
 
-def train_unevenly(rank: int, codec: str) -> str:
+def train_unevenly(rank: int, codec: str, overlap: bool = False) -> str:
     """Trains; rank 1 has one step more, in which the others have no rows. Returns the digest of the weights."""
-    model, optimizer, _ = layers_with(None if codec == "ddp" else settings_of(codec))
+    model, optimizer, _ = layers_with(None if codec == "ddp" else settings_of(codec), overlap=overlap)
     with model.join():
         for step in range(3 + rank):
             take_step(model, optimizer, rank, step)
     return digest(model)
 
 
-def train_two_of_four(rank: int) -> str:
+def train_two_of_four(rank: int, overlap: bool = False) -> str:
     """Trains ranks 1 and 3 of four together, as a group of their own; returns their digest."""
     group = dist.new_group([1, 3])
     if rank in (0, 2):
         return ""
-    model, optimizer, _ = layers_with(settings_of("topk", ratio=10.0), process_group=group)
+    model, optimizer, _ = layers_with(settings_of("topk", ratio=10.0), overlap=overlap, process_group=group)
     for step in range(3):
         take_step(model, optimizer, rank, step)
     return digest(model)

@@ -24,6 +24,8 @@ class Line:
         holds_answers: Whether nothing that comes from the server goes through.
         to_damage: Pieces each way that are still to be damaged.
         carried: Bytes that went to the server.
+        loses: Share of the pieces that are lost for good, each with its connection: TCP has no other way to tell of it.
+        lost: How many were.
     """
 
     def __init__(self, port: int, *, seed: int = 0) -> None:
@@ -32,6 +34,8 @@ class Line:
         self.holds_answers = False
         self.to_damage = {"up": 0, "down": 0}
         self.carried = 0
+        self.loses = 0.0
+        self.lost = 0
         self._target = port
         self._chance = random.Random(seed)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -95,6 +99,9 @@ class Line:
         with suppress(OSError):
             while data := await reader.read(self._chance.randint(1, PIECE_BYTES) if self.delay_s else PIECE_BYTES):
                 await asyncio.sleep(self._chance.uniform(0.0, self.delay_s))
+                if self._chance.random() < self.loses:
+                    self.lost += 1
+                    break
                 if way == "up":
                     if self.held_after is not None and self.carried + len(data) > self.held_after:
                         await self._released.wait()

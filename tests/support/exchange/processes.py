@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +21,11 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.app import GRADIENT_EXCHANGE_SERVICE
 from fulmen_exchange.codecs.codec import SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
+from fulmen_exchange.links.grpc_server import dial
 from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.registry import make_codec
 from fulmen_exchange.server.runs import OpenRuns
@@ -238,7 +237,7 @@ class _Taking:
             training_run=RUN, rank=self._rank, world_size=of, layout=layout, codec=made, codec_settings=settings
         )
         given = GrpcLinkSettings.model_validate({"targets": [target] * shards, **(link or {})})
-        opened = GrpcLink.open(who, given, connect=partial(open_channel))
+        opened = GrpcLink.open(who, given, connect=dial)
         size = layout.size_of(0)
         self._member = Seeded(opened, made, layout, made.new_state(torch.zeros(size)), seed=self._seed)
         self._weights = torch.zeros(size)

@@ -118,7 +118,9 @@ class ThreadLink:
             messages = [wire.encode(payload) for payload in segments]
             sent = self._meeting.all(self._place, messages if on_time else None)
             mine = [wire.decode(of_rank[self._place]) for of_rank in sent if of_rank is not None]
-            reply = self._shard.reduce(bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket))
+            reply = self._shard.reduce(
+                bucket, mine, replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket, ratio_factor=1.0)
+            )
             replies = self._meeting.all(self._place, wire.encode(reply))
             self._count(up=sum(map(len, messages)), down=sum(map(len, replies)))
             present = sum(of_rank is not None for of_rank in sent)

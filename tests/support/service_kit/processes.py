@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+
+from tests.support.algorithm.warm import given_forks
 
 LIMIT_S = 90
 
@@ -24,17 +26,25 @@ class ServiceProcess:
 
 
 @asynccontextmanager
-async def serving_process(module: str, settings: Mapping[str, object]) -> AsyncIterator[ServiceProcess]:
-    """Runs `python -m module serve` with settings without their prefix; stops it at the end."""
+async def serving_process(
+    module: str, settings: Mapping[str, object], *, trains: bool = False
+) -> AsyncIterator[ServiceProcess]:
+    """Runs `python -m module serve` with settings without their prefix; stops it at the end.
+
+    `trains`: it will start engines or ranks, and forks what all tests of this process fork.
+    """
     prefix = f"{module.upper()}_"
     variables = {f"{prefix}{name.upper()}": str(value) for name, value in settings.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, "serve"],
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    none: tuple[dict[str, str], tuple[int, ...]] = ({}, ())
+    with given_forks() if trains else nullcontext(none) as given:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, "serve"],
+            env={**os.environ, **variables, **given[0]},
+            pass_fds=given[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     assert process.stdout is not None
     output = process.stdout
     lines: list[str] = []

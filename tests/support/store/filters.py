@@ -18,6 +18,8 @@ from fulmen_store.rollouts.filter import (
     Field,
     Negation,
     Operator,
+    Presence,
+    Search,
     Value,
 )
 from fulmen_store.rollouts.ordering import SORTED_FIELDS, SortKey
@@ -25,7 +27,7 @@ from fulmen_store.rollouts.transitions import FailureKind, RolloutState
 
 __all__ = [
     "AGENTS", "COMPARE", "COUNTS", "DURATIONS_S", "GROUPS", "KEYS", "MAPS", "MAP_VALUES", "MOMENTS", "REWARDS",
-    "TASK_TYPES", "expressions", "means", "orders", "written",
+    "RUNS", "TASK_TYPES", "TEXTS", "expressions", "means", "orders", "written",
 ]  # fmt: skip
 
 COMPARE: Mapping[Operator, Callable[[Any, Any], bool]] = {
@@ -41,6 +43,9 @@ MOMENTS = [START + datetime.timedelta(minutes=minute) for minute in range(6)]
 GROUPS = ["", "a", "A", 'q"\\uote', "AND", "größe"]
 TASK_TYPES = ["", "short", "long"]
 AGENTS = ["", "resources/agent.x/versions/1", "resources/agent.x/versions/2"]
+RUNS = ["", "projects/default/trainingRuns/a", "projects/default/trainingRuns/b"]
+TEXTS = ["", "Refund 303", "größe", "a\\b", "\0x", "re*fund"]
+SEARCHED = ["refund", "REFUND 3", "303", "GRö", "\\", "\0X", "*", "zz"]
 REWARDS = [-1.0, 0.0, 0.1, 0.30000000000000004, 1.0, 1e-300]
 DURATIONS_S = [0.0, 0.125, 1.5, 90.0]
 COUNTS = [0, 7, 512, 2**40]
@@ -60,6 +65,7 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
     Field.GROUP_ID: st.sampled_from(GROUPS),
     Field.TASK_TYPE: st.sampled_from(TASK_TYPES),
     Field.AGENT: st.sampled_from(AGENTS),
+    Field.TRAINING_RUN: st.sampled_from(RUNS),
     Field.CREATE_TIME: st.sampled_from(MOMENTS),
     Field.END_TIME: st.sampled_from(MOMENTS),
     Field.ENDED_ATTEMPT_COUNT: st.integers(0, 3),
@@ -67,14 +73,19 @@ VALUES: Mapping[Field, st.SearchStrategy[Value]] = {
     Field.DURATION: st.sampled_from(DURATIONS_S),
     Field.PROMPT_TOKEN_COUNT: st.sampled_from(COUNTS),
     Field.COMPLETION_TOKEN_COUNT: st.sampled_from(COUNTS),
+    Field.TOKEN_COUNT: st.sampled_from(COUNTS),
     Field.COST_MICROS: st.sampled_from(COUNTS),
 } | dict.fromkeys(MAPS, st.sampled_from(MAP_VALUES))
 
 
 @st.composite
-def comparisons(draw: st.DrawFn) -> Comparison:
-    """Draws one comparison that the grammar allows."""
+def comparisons(draw: st.DrawFn) -> Expression:
+    """Draws one comparison that the grammar allows, a search, or the question whether a field is set."""
     field = draw(st.sampled_from(list(Field)))
+    if draw(st.integers(0, 5)) == 0:
+        return Presence(field=field, key=draw(st.sampled_from(KEYS)) if field in MAPS else "")
+    if field in ROLLOUTS.texts:
+        return Search(field=field, text=draw(st.sampled_from(SEARCHED)))
     sign = draw(st.sampled_from(sorted(ROLLOUTS.operators_of(field))))
     key = draw(st.sampled_from(KEYS)) if field in MAPS else ""
     return Comparison(field=field, key=key, operator=sign, value=draw(VALUES[field]))
@@ -101,6 +112,10 @@ def written(expression: Expression) -> str:
     match expression:
         case Comparison(field=field, key=key, operator=sign, value=value):
             return f"{field}{f'.{_quoted(key)}' if key else ''} {sign} {_value(Field(field), value)}"
+        case Search(field=field, text=text):
+            return f"{field}:{_quoted(text)}"
+        case Presence(field=field, key=key):
+            return f"{field}{f'.{_quoted(key)}' if key else ''}:*"
         case Negation(operand=operand):
             return f"NOT ({written(operand)})"
         case Conjunction(operands=operands):
@@ -121,6 +136,14 @@ def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
         case Comparison(field=field, operator=sign, value=value):
             fact = facts[Field(field)]
             return fact is not None and COMPARE[sign](fact, value)
+        case Search(field=field, text=text):
+            fact = facts[Field(field)]
+            return fact is not None and text.encode().lower() in fact.lower()
+        case Presence(field=field, key=key):
+            fact = facts[Field(field)].get(key) if key else facts[Field(field)]
+            # The number of no failure and an empty name stand for nothing; the value of a key may be empty.
+            is_empty = fact == "" or (field is Field.FAILURE_KIND and fact == 0)
+            return fact is not None and (bool(key) or not is_empty)
         case Negation(operand=operand):
             return not means(operand, facts)
         case Conjunction(operands=operands):

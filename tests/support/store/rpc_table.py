@@ -20,6 +20,7 @@ from fulmen.store.v1 import (
     lease_service_pb2,
     peer_service_pb2,
     project_service_pb2,
+    queue_service_pb2,
     resource_pb2,
     resource_service_pb2,
     rollout_changes_pb2,
@@ -44,6 +45,7 @@ __all__ = [
     "EXPORT",
     "LISTINGS",
     "PROBES",
+    "QUEUES",
     "ROLLOUTS",
     "SPANS",
     "Things",
@@ -54,8 +56,8 @@ __all__ = [
 ]
 
 ROLLOUTS, LEASES, SPANS = (f"/fulmen.store.v1.{name}Service/" for name in ("Rollout", "Lease", "Span"))
-RESOURCES, RUNNERS, PROJECTS = (
-    f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project")
+RESOURCES, RUNNERS, PROJECTS, QUEUES = (
+    f"/fulmen.store.v1.{name}Service/" for name in ("Resource", "RunnerRegistry", "Project", "Queue")
 )
 USAGE = "/fulmen.store.v1.UsageService/"
 RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
@@ -268,6 +270,16 @@ PROBES: dict[str, list[Probe]] = {
     ],
     RESOURCES + "WatchResources": [lambda t: [res.WatchResourcesRequest(project=t.project)]],
     RUNNERS + "GetRunner": [lambda t: [runner_registry_service_pb2.GetRunnerRequest(name=runner_name(t.session))]],
+    RUNNERS + "SetRunnerSlots": [
+        lambda t: [runner_registry_service_pb2.SetRunnerSlotsRequest(name=runner_name(t.session), slot_count=3)],
+    ],
+    RUNNERS + "DrainRunner": [
+        lambda t: [runner_registry_service_pb2.DrainRunnerRequest(name=runner_name(t.session))],
+    ],
+    QUEUES + "WatchQueueStats": [
+        lambda t: [queue_service_pb2.WatchQueueStatsRequest(project=t.project)],
+        lambda t: [queue_service_pb2.WatchQueueStatsRequest(training_run=t.run)],
+    ],
     RUNNERS + "GetFleetDemand": [
         lambda t: [runner_registry_service_pb2.GetFleetDemandRequest(project=t.project)],
     ],
@@ -384,6 +396,8 @@ LISTINGS: dict[str, Message] = {
     ROLLOUTS + "GetQueueStats": pb.GetQueueStatsRequest(),
     RESOURCES + "ListResourceVersions": res.ListResourceVersionsRequest(),
     RESOURCES + "WatchResources": res.WatchResourcesRequest(),
+    QUEUES + "ListQueues": queue_service_pb2.ListQueuesRequest(),
+    QUEUES + "WatchQueueStats": queue_service_pb2.WatchQueueStatsRequest(),
     RUNNERS + "ListRunners": runner_registry_service_pb2.ListRunnersRequest(),
     RUNNERS + "WatchRunners": runner_registry_service_pb2.WatchRunnersRequest(),
     RUNNERS + "GetFleetDemand": runner_registry_service_pb2.GetFleetDemandRequest(),

@@ -19,6 +19,7 @@ from fulmen.store.v1 import (
     lease_service_pb2_grpc,
     project_service_pb2,
     project_service_pb2_grpc,
+    queue_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_pb2,
     rollout_service_pb2,
@@ -47,6 +48,7 @@ class Stubs:
 
     def __init__(self, channel: FulmenChannel) -> None:
         self.rollouts = rollout_service_pb2_grpc.RolloutServiceStub(channel)
+        self.queues = queue_service_pb2_grpc.QueueServiceStub(channel)
         self.leases = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self.spans = span_service_pb2_grpc.SpanServiceStub(channel)
         self.resources = resource_service_pb2_grpc.ResourceServiceStub(channel)

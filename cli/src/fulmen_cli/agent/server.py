@@ -103,16 +103,22 @@ class _Handler(BaseHTTPRequestHandler):
         started_ns = now_ns()
         try:
             answer = self.models.answer(self.command, self.path, dict(self.headers.items()), body)
+            refusal = b"".join(answer.pieces) if answer.status >= FIRST_ERROR_STATUS else b""
         except OSError as error:
             text = f"{self.models.name} cannot be reached: {error}"
-            document = b'{"error": {"message": "%s"}}' % text.replace('"', "'").encode()
-            answer = Answer(status=502, content_type="application/json", pieces=iter([document]))
+            refusal = b'{"error": {"message": "%s"}}' % text.replace('"', "'").encode()
+            answer = Answer(status=502, content_type="application/json", pieces=iter(()))
 
         def ended(content: bytes) -> None:
             if self.command == "POST":
                 self._record(rollout, started_ns, body, answer, content)
 
-        self._send(answer.status, answer.content_type, answer.pieces, ended)
+        if answer.status >= FIRST_ERROR_STATUS:
+            # Clients raise an error of the status alone, and the agent may have ended before it would have read the rest.
+            ended(refusal)
+            self._send(answer.status, answer.content_type, [refusal])
+        else:
+            self._send(answer.status, answer.content_type, answer.pieces, ended)
 
     def _send(
         self, status: int, content_type: str, pieces: Iterable[bytes], ended: Callable[[bytes], None] | None = None

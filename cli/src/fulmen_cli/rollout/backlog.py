@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from rich.text import Text
 
+from fulmen.rpc.services import Services
+from fulmen.store.v1 import queue_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
+from fulmen.training.following import follow_queue
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.names import run_name
-from fulmen_cli.output import as_dict, console, print_json, print_rows, when
+from fulmen_cli.output import as_dict, console, print_json, print_json_line, print_rows, when
 
-__all__ = ["pause_text", "register", "rules_text"]
+__all__ = ["pause_text", "queue_line", "register", "rules_text"]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,17 +31,25 @@ def register(app: typer.Typer) -> None:
 async def queue(
     connection: Connection,
     run: Annotated[str, typer.Option(help="Only this training run.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Print a line whenever it changes, until Ctrl-C.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Shows queued and running rollouts, and the scheduling rules.
 
-    Example:
+    With `--watch --output json`, prints one state per line.
+
+    Examples:
 
         fulmen queue
+
+        fulmen queue --watch
     """
     async with connection.open() as client:
-        request = pb.GetQueueStatsRequest(training_run=await run_name(run, connection, client))
-        stats = await client.rollouts.GetQueueStats(request)
+        training_run = await run_name(run, connection, client)
+        if watch:
+            await _watch(client, training_run, as_json=output is Output.JSON)
+            return
+        stats = await client.rollouts.GetQueueStats(pb.GetQueueStatsRequest(training_run=training_run))
     if output is Output.JSON:
         print_json([as_dict(stats)])
         return
@@ -46,6 +59,32 @@ async def queue(
     columns = ("queued", "running", "delayed", "oldest waits", "runners", "free slots")
     print_rows(output, columns, [tuple(map(str, row))], messages=[stats], empty="")
     _print_details(stats)
+
+
+def queue_line(message: queue_service_pb2.WatchQueueStatsResponse) -> str:
+    """Formats a watched queue in one line: counts, then those of labels if any rollout requires some."""
+    stats = message.stats
+    words = [f"{stats.queued_count} queued", f"{stats.running_count} running", f"{stats.delayed_count} delayed",
+             f"{stats.runner_count} runners"]  # fmt: skip
+    if stats.HasField("pause_time"):
+        words.append("paused")
+    words += [f"{_label_text(each.labels)}: {each.queued_count} queued" for each in message.backlog if each.labels]
+    words += [f"no runner has {_label_text(each.labels)}" for each in stats.unmatched]
+    return ", ".join(words)
+
+
+async def _watch(client: Services, training_run: str, *, as_json: bool) -> None:
+    printed = ""
+    async for message in follow_queue(client, queue_service_pb2.WatchQueueStatsRequest(training_run=training_run)):
+        if as_json:
+            print_json_line(as_dict(message))
+        elif (line := queue_line(message)) != printed:
+            printed = line
+            console().print(Text(f"{time.strftime('%H:%M:%S', time.gmtime())}  {line}"))
+
+
+def _label_text(labels: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def rules_text(stats: pb.GetQueueStatsResponse) -> str:

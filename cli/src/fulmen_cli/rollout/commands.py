@@ -106,7 +106,7 @@ async def list_rollouts(
         typer.Option(
             help="Order by these fields, separated by commas, each with `desc` behind it for the largest first: "
             "priority, create_time, end_time, reward, duration, prompt_token_count, completion_token_count, "
-            "cost_micros. By default newest first.",
+            "token_count, cost_micros. By default newest first.",
         ),
     ] = "",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,

@@ -37,9 +37,9 @@ FilterOption = Annotated[
     typer.Option(
         "--filter",
         help="Only rollouts that match (AIP-160): name, state, failure_kind, mode, priority, group_id, task_type, "
-        "agent, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
-        "completion_token_count, cost_micros, metadata.KEY, required_labels.KEY, resource_versions.KEY; "
-        "AND, OR (binds first), NOT.",
+        "agent, training_run, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
+        "completion_token_count, token_count, cost_micros, metadata.KEY, required_labels.KEY, resource_versions.KEY; "
+        "input:TEXT and output:TEXT search tasks and answers, FIELD:* tells whether it is set; AND, OR (binds first), NOT.",
     ),
 ]
 

@@ -33,25 +33,44 @@ async def count(
     run: Annotated[str, typer.Option(help="Only rollouts of this training run.")] = "",
     state: StateOption = None,
     where: FilterOption = "",
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Count the values of this field instead: state, failure_kind, mode, task_type, agent, training_run, "
+            "reward, resource_versions, required_labels or metadata. May be repeated."
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Counts rollouts by state and failure, in two seconds at most.
+    """Counts rollouts by state and failure, or by the values of fields, in two seconds at most.
+
+    Values are those of the newest 10,000 rollouts, entries of maps of the newest 500; a count with + behind it is a minimum.
 
     Examples:
 
         fulmen rollout count --run latest
 
+        fulmen rollout count --by reward --by agent --filter 'state = SUCCEEDED'
+
         fulmen rollout count --filter 'metadata.customer = "a" AND create_time > "2026-03-14T00:00:00Z"'
     """
-    request = pb.CountRolloutsRequest(states=numbers_of(state), filter=where)
+    request = pb.CountRolloutsRequest(states=numbers_of(state), filter=where, facets=by)
     async with connection.open() as client:
         request.training_run = await run_name(run, connection, client)
         counted = await client.rollouts.CountRollouts(request)
     if output is Output.JSON:
         print_json(as_dict(counted))
         return
-    rows = [(enum_word(each, "state"), enum_word(each, "failure_kind"), str(each.count)) for each in counted.parts]
-    columns = ("state", "failure", "rollouts")
+    if by:
+        rows = [
+            (facet.field, each.value or "-", f"{each.count}{'+' if facet.has_more else ''}")
+            for facet in counted.facets
+            for each in facet.values
+        ]
+        columns = ("field", "value", "rollouts")
+    else:
+        rows = [(enum_word(each, "state"), enum_word(each, "failure_kind"), str(each.count)) for each in counted.parts]
+        columns = ("state", "failure", "rollouts")
     print_rows(output, columns, rows, messages=counted.parts, empty="", right=("rollouts",))
     console().print(f"{'at least ' if counted.has_more else ''}{counted.count} rollouts in all")
 

@@ -14,7 +14,8 @@ from fulmen.errors import RunnerNotFound, Unavailable
 from fulmen.ids import runner_name
 from fulmen.runner.v1 import runner_service_pb2 as pb
 from fulmen.runner.v1.runner_service_pb2_grpc import RunnerServiceStub
-from fulmen.store.v1 import lease_pb2, runner_registry_service_pb2
+from fulmen.store.v1 import lease_pb2
+from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
@@ -46,18 +47,18 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
 
         fulmen runners
     """
-    found: list[runner_registry_service_pb2.Runner] = []
+    found: list[registry_pb.Runner] = []
     async with connection.open() as client:
         token = ""
         while True:
-            request = runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE, page_token=token)
+            request = registry_pb.ListRunnersRequest(page_size=PAGE_SIZE, page_token=token)
             answer = await client.runners.ListRunners(request)
             found += answer.runners
             token = answer.next_page_token
             if not token:
                 break
     rows = [
-        (each.info.host, _slots(each), str(each.running_count),
+        (each.info.host, _slots(each) + _ordered(each), str(each.running_count),
          _load(each.load) if each.HasField("load") else "", _failed(each), each.info.version,
          ", ".join(f"{key}={value}" for key, value in sorted(each.info.labels.items())), when(each.create_time),
          each.name)
@@ -67,7 +68,7 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
     print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
 
 
-def _slots(runner: runner_registry_service_pb2.Runner) -> str:
+def _slots(runner: registry_pb.Runner) -> str:
     """Formats slots in use, total and, if different, maximum: `12/40 (auto, at most 512)`."""
     if not runner.load.HasField("slots"):
         return str(runner.info.slot_count)
@@ -76,6 +77,16 @@ def _slots(runner: runner_registry_service_pb2.Runner) -> str:
     if slots.automatic:
         return f"{text} (auto, at most {slots.configured_count})"
     return text if slots.limit_count == slots.configured_count else f"{text} (setting: {slots.configured_count})"
+
+
+def _ordered(runner: registry_pb.Runner) -> str:
+    """Formats what was ordered and not confirmed, and a drain: `, ordered 8`, `, drains`."""
+    order, words = runner.order, ""
+    if runner.order_pending and order.HasField("slots"):
+        words += ", ordered " + ("auto" if order.slots.automatic else str(order.slots.slot_count))
+    if order.HasField("drain"):
+        words += ", drain ordered" if runner.order_pending else ", drains"
+    return words
 
 
 def _load(load: lease_pb2.RunnerLoad) -> str:
@@ -89,7 +100,7 @@ def _memory(used: int, limit: int) -> str:
     return f"{used / GIB:.1f}/{limit / GIB:.1f} GiB" if limit else f"{used / GIB:.1f} GiB"
 
 
-def _failed(runner: runner_registry_service_pb2.Runner) -> str:
+def _failed(runner: registry_pb.Runner) -> str:
     """Formats the number of failed attempts."""
     if not runner.ended_count:
         return ""
@@ -107,6 +118,15 @@ Target = Annotated[
     str,
     typer.Argument(
         help="The runner: HOST:PORT, a name in the local stack (`runner-1`), or its session or host as in `fulmen runners`."
+    ),
+]
+
+
+ThroughStore = Annotated[
+    bool,
+    typer.Option(
+        "--through-store",
+        help="Order it through the store, for runners that cannot be reached from here; return once that is recorded.",
     ),
 ]
 
@@ -144,6 +164,7 @@ async def slots(
     connection: Connection,
     target: Target,
     count: Annotated[str, typer.Argument(metavar="COUNT|auto", help="Number of slots.")],
+    through_store: ThroughStore = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Sets the number of slots, or lets the runner adjust it; running attempts continue.
@@ -153,12 +174,20 @@ async def slots(
         fulmen runner slots runner-1 32
 
         fulmen runner slots runner-1 auto
+
+        fulmen runner slots worker-7 32 --through-store
     """
     if count != AUTOMATIC and not count.isdecimal():
         raise CommandFailed(f"{count!r}: must be a number or `auto`.", exit_code=Exit.USAGE)
     request = (
         pb.SetSlotsRequest(automatic=True) if count == AUTOMATIC else pb.SetSlotsRequest(slot_count=int(count[:9]))
     )
+    if through_store:
+        name = (await _registered(connection, target)).name
+        order = registry_pb.SetRunnerSlotsRequest(name=name, slot_count=request.slot_count, automatic=request.automatic)
+        async with connection.open() as client:
+            _print_ordered((await client.runners.SetRunnerSlots(order)).runner, output)
+        return
     async with connection.channel(await _address(connection, target)) as channel:
         answer = await RunnerServiceStub(channel).SetSlots(request, timeout=CALL_LIMIT_S)
     if output is Output.JSON:
@@ -195,6 +224,7 @@ async def drain(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when the runner has exited, or at once.")
     ] = True,
+    through_store: ThroughStore = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Drains a runner: it accepts no more assignments, finishes running attempts, releases the rest, and exits.
@@ -206,10 +236,19 @@ async def drain(
         fulmen runner drain 10.0.0.7:7401 --grace 600
 
         fulmen runner drain runner-1 --no-wait
+
+        fulmen runner drain worker-7 --through-store
     """
     request = pb.DrainRequest()
     if grace is not None:
         request.grace.CopyFrom(_duration(grace))
+    if through_store:
+        order = registry_pb.DrainRunnerRequest(name=(await _registered(connection, target)).name)
+        if grace is not None:
+            order.grace.CopyFrom(request.grace)
+        async with connection.open() as client:
+            _print_ordered((await client.runners.DrainRunner(order)).runner, output)
+        return
     async with connection.channel(await _address(connection, target)) as channel:
         stub = RunnerServiceStub(channel)
         running = (await stub.Drain(request, timeout=CALL_LIMIT_S)).running_count
@@ -222,6 +261,13 @@ async def drain(
         console().print(f"The runner is draining; {running} attempts are running.")
     if wait and not ended:
         raise CommandFailed("The runner has not exited after its grace: see `fulmen runner stacks`.")
+
+
+def _print_ordered(runner: registry_pb.Runner, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(as_dict(runner))
+    else:
+        console().print(f"Ordered (number {runner.order.number}); `fulmen runners` shows what the runner makes of it.")
 
 
 async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
@@ -260,16 +306,16 @@ async def _address(connection: Connection, target: str) -> str:
     return address
 
 
-async def _registered(connection: Connection, target: str) -> runner_registry_service_pb2.Runner:
+async def _registered(connection: Connection, target: str) -> registry_pb.Runner:
     name = target if target.startswith("runners/") else runner_name(target)
     async with connection.open() as client:
         try:
-            answer = await client.runners.GetRunner(runner_registry_service_pb2.GetRunnerRequest(name=name))
+            answer = await client.runners.GetRunner(registry_pb.GetRunnerRequest(name=name))
         except RunnerNotFound:
-            request = runner_registry_service_pb2.ListRunnersRequest(page_size=PAGE_SIZE)
+            request = registry_pb.ListRunnersRequest(page_size=PAGE_SIZE)
             alive = (await client.runners.ListRunners(request)).runners
         else:
-            found: runner_registry_service_pb2.Runner = answer.runner
+            found: registry_pb.Runner = answer.runner
             return found
     same = [each for each in alive if each.info.host == target]
     if len(same) != 1:

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from fulmen.connection import Deployment
 from fulmen_cli.command import Output, OutputOption, StateDirOption, local_command
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.background import (
@@ -31,6 +32,7 @@ from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import DEFAULT_STATE_DIR, StackFolder, StackRecord
 from fulmen_cli.local.services import DEFAULTS, port_names, require_installed
 from fulmen_cli.output import console, print_json
+from fulmen_cli.stack.opening import open_in_browser
 from fulmen_cli.stack.status import stack_table, status_of
 
 __all__ = ["register"]
@@ -67,6 +69,7 @@ def up(
             help="Port of a service, NAME=NUMBER. May be repeated. By default the port of the last start, the usual one, or a free one.",
         ),
     ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Open the console in a browser, signed in.")] = False,
 ) -> None:
     """Starts the four services and their database on this machine.
 
@@ -75,6 +78,8 @@ def up(
     Examples:
 
         fulmen up
+
+        fulmen up --open
 
         fulmen up --runners 2 --slots 32
 
@@ -91,6 +96,8 @@ def up(
     record = folder.read()
     if folder.is_running() or (record is not None and folder.is_kept(record)):
         _say_running(folder)
+        if opened:
+            _open(folder)
         return
     require_installed()
     settings = {
@@ -104,6 +111,8 @@ def up(
     supervisor = start_supervisor(folder, settings, tied=not detach)
     try:
         _follow_start(folder, supervisor)
+        if opened:
+            _open(folder)
         if not detach:
             _stay(supervisor)
     except KeyboardInterrupt:
@@ -267,7 +276,14 @@ def _say_ready(screen: Console, record: StackRecord) -> None:
             f"{' and '.join(trusting.values())} to sandbox."
         )
     screen.print(f"Ready. Agents call {record.targets['llm_proxy_http']}/v1; the store is {record.targets['store']}.")
-    screen.print(f"Every rpc as JSON over HTTP: {record.targets['console_http']} (docs/http-api.md).")
+    screen.print(f"The console: {record.targets['console_http']}. `fulmen open` opens it, signed in.")
+
+
+def _open(folder: StackFolder) -> None:
+    stack = Deployment(state_dir=folder.path)
+    record = folder.read_running()
+    if record is not None:
+        open_in_browser(record.targets["console_http"], stack.bearer(), stack.project)
 
 
 def _stay(supervisor: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,7 @@ of the release; `outside`: others, by their names in networkpolicies.yaml; `extr
 {{- if eq (include "fulmen.agentsPort" .) "7104" }}{{ $otlp = "7103, 7104" }}{{ end }}
 store:
   in:
-    - {ports: [7101], peers: [store, llm-proxy, runner, algorithm, test{{ $joined }}], outside: [agents, clients, keda]}
+    - {ports: [7101], peers: [store, llm-proxy, runner, algorithm, console, test{{ $joined }}], outside: [agents, clients, keda]}
     - {ports: [{{ $otlp }}], peers: [runner], outside: [agents, clients]}
     - {ports: [7102], outside: [prometheus]}
   out:
@@ -20,7 +20,7 @@ migration:
 llm-proxy:
   in:
     - {ports: [7200], peers: [runner], outside: [agents, clients]}
-    - {ports: [7201], peers: [runner, algorithm, test], outside: [clients]}
+    - {ports: [7201], peers: [runner, algorithm, console, test], outside: [clients]}
     - {ports: [7202], outside: [prometheus]}
   out:
     - {ports: [7101], peers: [store]}
@@ -45,7 +45,7 @@ runner:
 {{- if .Values.algorithm.enabled }}
 algorithm:
   in:
-    - {ports: [7301], peers: [algorithm, test{{ $joined }}], outside: [clients]}
+    - {ports: [7301], peers: [algorithm, console, test{{ $joined }}], outside: [clients]}
     - {ports: [{{ $engines }}], peers: [llm-proxy]}
     - {ports: [7302], outside: [prometheus]}
     {{- if .Values.algorithm.ranks.enabled }}
@@ -58,6 +58,20 @@ algorithm:
   apiServer: {{ and .Values.algorithm.ranks.enabled (ne .Values.algorithm.ranks.namespace "") }}
   collector: true
   extra: algorithm
+{{- end }}
+{{- if .Values.console.enabled }}
+console:
+  in:
+    - {ports: [7500], outside: [clients]}
+    - {ports: [7502], outside: [prometheus]}
+  out:
+    - {ports: [7101], peers: [store]}
+    - {ports: [7201], peers: [llm-proxy]}
+    {{- if .Values.algorithm.enabled }}
+    - {ports: [7301], peers: [algorithm]}
+    {{- end }}
+  collector: true
+  extra: console
 {{- end }}
 {{- if .Values.engines.enabled }}
 engine:

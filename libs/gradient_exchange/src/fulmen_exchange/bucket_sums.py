@@ -8,7 +8,7 @@ whatever codec carries a round.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from time import perf_counter
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fulmen_exchange.aggregator.shard import Shard
+from fulmen_exchange.codec_memory import Before, CodecMemory
 from fulmen_exchange.codecs.codec import Bucket, Codec, LinearCodec, Payload, Round, SegmentCodec, State
 from fulmen_exchange.layout import Layout, ParameterSpan, fill
 from fulmen_exchange.links.link import Link
@@ -40,23 +40,6 @@ WAVE_BYTES = 8 * 2**20
 """Approximate bytes of payloads exchanged at a time: large enough to amortise latency, small enough to save memory."""
 LATE = "late"
 """Name, beside those of codecs in a stored state, of what was sent too late and no codec keeps."""
-
-
-@dataclass(slots=True, kw_only=True)
-class CodecMemory:
-    """A codec's state on this rank.
-
-    Attributes:
-        codec: The codec this state belongs to.
-        states: State by bucket.
-        dirty: Buckets whose residual may be nonzero.
-        shard: This rank's shard of the sums; None if it has none.
-    """
-
-    codec: Codec
-    states: dict[int, State] = field(default_factory=dict)
-    dirty: set[int] = field(default_factory=set)
-    shard: Shard | None = None
 
 
 class BucketSums:
@@ -91,14 +74,18 @@ class BucketSums:
         # By bucket, what this rank sent too late and no codec keeps: it is added in the next round.
         self._late: dict[int, Tensor] = {}
         self.codec_memories = {self._own: CodecMemory(codec=make_codec(settings))}
+        self._running = self.codec_memories[self._own]
+        self._before = Before()
 
     def forget(self) -> None:
         """Resets all states."""
         self._late.clear()
+        self._before.clear()
         for memory in self.codec_memories.values():
             if memory.shard is not None:
                 memory.shard.states.clear()
         self.codec_memories = {key: CodecMemory(codec=memory.codec) for key, memory in self.codec_memories.items()}
+        self._running = self.codec_memories[self._own]
 
     @property
     def local_clip(self) -> float | None:
@@ -130,22 +117,53 @@ class BucketSums:
             present: Parameters with a gradient on any rank.
             energy: Collects compression statistics, if wanted.
         """
-        memory = self._memory(choice.key)
-        self._costs = RoundCosts(rounds=1)
-        self._lap(None)
+        self.begin(choice)
+        memory = self._running
         if isinstance(memory.codec, SegmentCodec):
-            memory.shard = self._link.use(memory.codec)
             for wave in self._waves(choice, round_):
                 self._exchange(memory, memory.codec, wave, tensors, round_, energy)
         else:
             for index in range(len(self._layout.buckets)):
                 self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
+        return self.finish(tensors, present)
+
+    def begin(self, choice: CodecChoice) -> None:
+        """Begins a round whose buckets come one after another; see `sum`."""
+        self._running = self._memory(choice.key)
+        self._costs = RoundCosts(rounds=1)
+        self._lap(None)
+        if isinstance(self._running.codec, SegmentCodec):
+            self._running.shard = self._link.use(self._running.codec)
+
+    def add(self, index: int, tensors: Mapping[str, Tensor], round_: Round, energy: Energy | None) -> None:
+        """Sums one bucket, whose states `undo` can return to what they are now."""
+        memory = self._running
+        self._lap(None)
+        self._before.keep(index, {id(each): each for each in (memory, self.codec_memories[self._own])}.values())
+        if isinstance(memory.codec, SegmentCodec):
+            self._exchange(memory, memory.codec, [index], tensors, round_, energy)
+        else:
+            self._reduce(memory, memory.codec, self._filled(index, tensors, memory), round_, energy)
+            self._lap("decode_s")
+
+    def finish(self, tensors: dict[str, Tensor], present: frozenset[str]) -> RoundCosts:
+        """Sums what is not compressed, and replaces the tensors; see `sum`."""
+        self._before.forget()
         if self._places[-1]:
             self._sum_uncompressed(self._filled(len(self._layout.buckets), tensors, None))
         self._write_back(tensors, present)
         self._lap("decode_s")
         self._costs.raw_bytes += self._flat.numel() * 4
         return self._costs
+
+    def undo(self) -> None:
+        """Returns the states of all buckets added since `begin` to what they were: the round never was."""
+        self._before.undo()
+
+    @property
+    def names_of_buckets(self) -> list[frozenset[str]]:
+        """Names of the parameters in each bucket that is compressed."""
+        return [frozenset(place.name for place in places) for places in self._layout.buckets]
 
     def _bucket(self, index: int) -> Bucket:
         """Returns a view of a bucket."""
@@ -226,7 +244,7 @@ class BucketSums:
         if energy is not None and gradient is not None:
             sent = torch.zeros_like(bucket.flat)
             _add(codec, payloads, bucket.offsets, sent)
-            residual = None if codec.residual_name is None else state[codec.residual_name]
+            residual = None if codec.residual_name is None else state[codec.residual_name].float()
             energy.add(gradient=gradient, sent=sent, residual=residual)
             self._lap(None)
         return payloads

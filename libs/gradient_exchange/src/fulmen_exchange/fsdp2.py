@@ -11,11 +11,13 @@ other copies, once per optimiser step, before the optimiser reads the gradients 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Optimizer
@@ -23,10 +25,11 @@ from torch.optim import SGD, Optimizer
 from fulmen_exchange.errors import HookUnsupported
 from fulmen_exchange.links.settings import TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
+from fulmen_exchange.overlap import OverlappedRounds, apart, overlap_problems
 from fulmen_exchange.parts import Part, PartsUnsupported, local
-from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
+from fulmen_exchange.ranks import CPU, ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import WHOLE, CodecReducer
-from fulmen_exchange.registry import settings_of
+from fulmen_exchange.registry import make_codec, settings_of
 from fulmen_exchange.settings import CodecSettings, EveryStep, optimizer_problems
 
 
@@ -37,13 +40,20 @@ class CopyExchange:
         step_info: Input of the policy; the same on every rank but for seconds.
     """
 
-    def __init__(self, reducer: CodecReducer, parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    def __init__(
+        self, reducer: CodecReducer, parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, overlap: bool
+    ) -> None:
         """See `register_fsdp2`; `ranks` are those that hold the same part."""
         self.step_info = StepInfo()
         self._reducer = reducer
         self._parameters = parameters
         self._ranks = ranks
         self._is_summed = False
+        self._there: set[str] = set()
+        self._is_begun = False  # the round, before all of its gradients are there
+        self._overlapped = OverlappedRounds(reducer) if overlap else None
+        for name, parameter in parameters.items() if overlap else ():
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name))
 
     @property
     def rounds(self) -> int:
@@ -66,16 +76,38 @@ class CopyExchange:
         """
         if self._is_summed:
             return
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                local(parameter.grad).div_(self._ranks.world_size)
-        self._reducer.reduce(self._parameters, self._ranks, self.step_info)
+        if self._overlapped is not None and self._is_begun:
+            self._overlapped.complete(self.step_info)
+        else:
+            for parameter in self._parameters.values():
+                self._prepare(parameter)
+            self._reducer.reduce(list(self._parameters.values()), self._ranks, self.step_info)
         self._is_summed = True
 
     def on_step(self) -> None:
         """Is called after each step of the optimiser."""
-        self._is_summed = False
+        self._is_summed = self._is_begun = False
+        self._there.clear()
         self._reducer.on_step()
+
+    def _prepare(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
+            local(parameter.grad).div_(self._ranks.world_size)
+
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        """Is called by FSDP2 when it has summed the gradient of a parameter within the copy."""
+        if self._overlapped is None or not isinstance(parameter, nn.Parameter):
+            return
+        if name in self._there:
+            raise HookUnsupported(
+                f"{name} has a second gradient before the optimiser's step, and the first is already being summed: call"
+                " set_requires_gradient_sync(False) before all backward passes of a step but the last"
+            )
+        if not self._there:
+            self._is_begun = self._overlapped.begin()
+        self._there.add(name)
+        if self._is_begun:
+            self._overlapped.add([name], partial(self._prepare, parameter))
 
     def drain(self) -> ExchangeReport:
         """Returns metrics and events since the last call."""
@@ -102,6 +134,7 @@ def register_fsdp2(
     *,
     optimizer: Optimizer,
     seed: int = 0,
+    overlap: bool = False,
     **settings: Any,
 ) -> CopyExchange:
     """Sums a model's gradients between its copies through a codec. All ranks call it, before the first step.
@@ -115,6 +148,8 @@ def register_fsdp2(
         codec: Name of the codec, or its settings.
         optimizer: Optimiser of the model; some codecs require SGD.
         seed: Seed of random numbers, the same on every rank.
+        overlap: Whether buckets are summed while the backward pass computes the gradients of others. Micro-batches but the last of
+            a step then need `set_requires_gradient_sync(False)`. Needs a copy of the codec's states.
         settings: Settings of a codec that is given by its name.
 
     Raises:
@@ -123,10 +158,14 @@ def register_fsdp2(
     """
     found = settings_of(codec, **settings)
     named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    if problems := _problems(named, copies, found, optimizer):
+    problems = _problems(named, copies, found, optimizer)
+    device = next((local(each.detach()).device for each in named.values()), CPU)
+    if overlap:
+        problems += overlap_problems(found, device) + _clip_problems(named, found)
+    if problems:
         raise HookUnsupported("; ".join(problems))
-    device = next(local(each.detach()).device for each in named.values())
     ranks = Ranks(rank=copies.get_local_rank(), world_size=copies.size(), device=device, group=copies.get_group())
+    ranks = apart(ranks) if overlap else ranks
     reducer = CodecReducer.open(
         found,
         parameters=named,
@@ -135,7 +174,7 @@ def register_fsdp2(
         optimizer="sgd" if isinstance(optimizer, SGD) else "adamw",
         copy=_copy_of(named, device),
     )
-    exchange = CopyExchange(reducer, list(named.values()), ranks)
+    exchange = CopyExchange(reducer, named, ranks, overlap=overlap)
     optimizer.register_step_pre_hook(lambda *_: exchange.reduce())
     optimizer.register_step_post_hook(lambda *_: exchange.on_step())
     return exchange
@@ -147,6 +186,14 @@ def _copy_of(named: dict[str, nn.Parameter], device: torch.device) -> Ranks:
     if mesh is None:
         return WHOLE
     return Ranks(rank=mesh.get_local_rank(), world_size=mesh.size(), device=device, group=mesh.get_group())
+
+
+def _clip_problems(named: dict[str, nn.Parameter], settings: CodecSettings) -> list[str]:
+    """Returns why gradients in parts cannot be clipped before all are there: that of a part is not the norm of a copy."""
+    limit = getattr(make_codec(settings), "local_clip", None)
+    if limit is None or limit == math.inf or not any(isinstance(each, DTensor) for each in named.values()):
+        return []
+    return [f"overlap: {settings.name} clips to the norm of whole gradients; set clip to 0"]
 
 
 def _problems(

@@ -6,10 +6,10 @@
 
 DDP calls a hook for each of its buckets, in the same order on every rank, and expects the averages as futures. Nothing is
 sent before the last bucket of a backward pass is ready; then all gradients go through `CodecReducer` at once, in its own
-buckets. Invariants: collectives are called from this one place, never from a future's callback, whose order is undefined
-(which aborts torch's PowerSGD hook on Gloo); residuals belong to parameters, whose buckets DDP rearranges after the first
-pass; and a rank clips to the norm of all its gradients, as codecs require. The price is that sums do not overlap with the
-backward pass.
+buckets. With `overlap` each of these is summed as soon as it is whole (see `overlap`). Invariants: collectives are called from
+one place, never from a future's callback, whose order is undefined (which aborts torch's PowerSGD hook on Gloo); residuals
+belong to parameters, whose buckets DDP rearranges after the first pass; and without `overlap` a rank clips to the norm of all
+its gradients, as codecs require.
 """
 
 # No `from __future__ import annotations`: DDP compares a hook's annotations with classes.
@@ -30,6 +30,7 @@ from torch.optim import SGD, Optimizer
 from fulmen_exchange.errors import HookUnsupported
 from fulmen_exchange.links.settings import TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
+from fulmen_exchange.overlap import OverlappedRounds, apart, overlap_problems
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer
 from fulmen_exchange.registry import settings_of
@@ -71,6 +72,7 @@ class ExchangeHook:
         optimizer: str,
         seed: int,
         loss_scale: Callable[[], float],
+        overlap: bool,
     ) -> None:
         """See `register`; `optimizer` is its kind, as for `CodecReducer.open`."""
         self.step_info = StepInfo()
@@ -82,11 +84,15 @@ class ExchangeHook:
         self._stand_ins = {name: nn.Parameter(parameter.detach()) for name, parameter in trained.items()}
         group, device = model.process_group, next(iter(trained.values())).device
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._ranks = Ranks(rank=rank, world_size=world_size, device=device, group=group)
+        ranks = Ranks(rank=rank, world_size=world_size, device=device, group=group)
+        self._ranks = apart(ranks) if overlap else ranks
         link = TorchLink(self._ranks)
         self._reducer = CodecReducer.open(
             settings, parameters=self._stand_ins, link=link, seed=seed, optimizer=optimizer
         )
+        self._overlapped = OverlappedRounds(self._reducer) if overlap else None
+        self._is_begun = False  # the round, before all of its gradients are there
+        self._scale = 1.0
         self._waiting: list[_Waiting] = []
         self._ended: float | None = None
 
@@ -113,13 +119,15 @@ class ExchangeHook:
         self._reducer.restore(states)
 
     def receive(self, _: None, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Receives a bucket from DDP; the last one starts the exchange.
+        """Receives a bucket from DDP; the last one ends the exchange, and starts it unless it overlaps with the pass.
 
         Raises:
             RanksDiverged: if the ranks no longer hold the same weights.
         """
         if not bucket.index():
             self._waiting.clear()  # an earlier pass may have been aborted
+            self._scale = self._loss_scale()
+            self._is_begun = self._overlapped is not None and self._overlapped.begin()
         buffer, cuda = bucket.buffer(), self._ranks.device.type == "cuda"
         waiting = _Waiting(
             average=Future(devices=[buffer.device] if cuda else None),
@@ -129,6 +137,9 @@ class ExchangeHook:
             filled=torch.cuda.current_stream(buffer.device).record_event() if cuda else None,
         )
         self._waiting.append(waiting)
+        if self._overlapped is not None and self._is_begun:
+            names = [self._names[parameter] for parameter in waiting.parameters]
+            self._overlapped.add(names, lambda: self._prepare(waiting))
         if bucket.is_last():
             self._exchange()
         return waiting.average
@@ -138,18 +149,17 @@ class ExchangeHook:
         for waiting in self._waiting:
             if waiting.filled is not None:
                 torch.cuda.current_stream(self._ranks.device).wait_event(waiting.filled)
-        unused, scale = self._unused_here(), self._loss_scale()
-        for waiting in self._waiting:
-            # Before the sum: codecs clip each rank's part of the average, and add residuals of earlier scales.
-            waiting.buffer.div_(self._ranks.world_size * scale)
-            for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
-                self._stand_ins[self._names[parameter]].grad = gradient
-        step_info = replace(self.step_info, compute_s=self._compute_s())
-        self._reducer.reduce(list(self._stand_ins.values()), self._ranks, step_info)
+        unused, step_info = self._unused_here(), replace(self.step_info, compute_s=self._compute_s())
+        if self._overlapped is not None and self._is_begun:
+            self._overlapped.complete(step_info)
+        else:
+            for waiting in self._waiting:
+                self._prepare(waiting)
+            self._reducer.reduce(list(self._stand_ins.values()), self._ranks, step_info)
         for waiting in self._waiting:
             for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
                 sum_ = self._stand_ins[self._names[parameter]].grad
-                gradient.zero_() if sum_ is None else torch.mul(sum_, scale, out=gradient)
+                gradient.zero_() if sum_ is None else torch.mul(sum_, self._scale, out=gradient)
         self._keep_late(unused)
         for waiting in self._waiting:
             waiting.average.set_result(waiting.buffer)
@@ -157,6 +167,13 @@ class ExchangeHook:
         for stand_in in self._stand_ins.values():
             stand_in.grad = None
         self._ended = perf_counter()
+
+    def _prepare(self, waiting: _Waiting) -> None:
+        """Gives the gradients of a bucket to the reducer, as parts of the average and without the scale of the loss."""
+        # Before the sum: codecs clip each rank's part of the average, and add residuals of earlier scales.
+        waiting.buffer.div_(self._ranks.world_size * self._scale)
+        for parameter, gradient in zip(waiting.parameters, waiting.gradients, strict=True):
+            self._stand_ins[self._names[parameter]].grad = gradient
 
     def _compute_s(self) -> float:
         """Returns the seconds since the last exchange; 0 before the first."""
@@ -196,6 +213,7 @@ def register(
     optimizer: Optimizer,
     seed: int = 0,
     loss_scale: Callable[[], float] = _unscaled,
+    overlap: bool = False,
     **settings: Any,
 ) -> ExchangeHook:
     """Registers a communication hook that sums a model's gradients through a codec. All ranks of its group must call it.
@@ -209,6 +227,8 @@ def register(
         optimizer: Optimiser of the model; some codecs require SGD.
         seed: Seed of random numbers.
         loss_scale: Returns by what the loss of this step was multiplied, the same on every rank: `GradScaler.get_scale`.
+        overlap: Whether buckets are summed while the backward pass computes the gradients of others. A codec that clips does so by
+            the larger of the last step's norm and that of what is there. Needs a copy of the codec's states.
         settings: Settings of a codec that is given by its name.
 
     Returns:
@@ -226,16 +246,23 @@ def register(
         )
     if not isinstance(model, DistributedDataParallel):
         raise HookUnsupported(f"{type(model).__name__} is not wrapped in DistributedDataParallel")
-    if problems := _problems(model, found, optimizer):
+    if problems := _problems(model, found, optimizer, overlap=overlap):
         raise HookUnsupported("; ".join(problems))
     hook = ExchangeHook(
-        model, found, optimizer="sgd" if isinstance(optimizer, SGD) else "adamw", seed=seed, loss_scale=loss_scale
+        model,
+        found,
+        optimizer="sgd" if isinstance(optimizer, SGD) else "adamw",
+        seed=seed,
+        loss_scale=loss_scale,
+        overlap=overlap,
     )
     model.register_comm_hook(None, hook.receive)
     return hook
 
 
-def _problems(model: DistributedDataParallel, settings: CodecSettings, optimizer: Optimizer) -> list[str]:
+def _problems(
+    model: DistributedDataParallel, settings: CodecSettings, optimizer: Optimizer, *, overlap: bool
+) -> list[str]:
     """Returns why a model cannot use the hook; empty if it can."""
     found = []
     if not isinstance(settings.link, TorchLinkSettings):
@@ -249,6 +276,8 @@ def _problems(model: DistributedDataParallel, settings: CodecSettings, optimizer
     sparse = (nn.Embedding, nn.EmbeddingBag)
     if any(isinstance(part, sparse) and part.sparse for part in model.module.modules()):
         found.append("codecs do not support the gradients of embeddings with sparse=True")
+    if overlap:
+        found += overlap_problems(settings, next(model.module.parameters()).device)
     return found
 
 

@@ -11,7 +11,7 @@ read, all ranks have the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,14 +101,45 @@ class CodecReducer:
         Raises:
             RanksDiverged: if the ranks no longer hold the same weights.
         """
-        gradients = {name: local(p.grad) for name, p in self._parameters.items() if p.grad is not None}
+        gradients = self._gradients(self._parameters)
         if self._outer is not None:
             # Losses are normalised over the rows of all ranks: scale to the size of the sum.
             for gradient in gradients.values():
                 gradient.mul_(self._link.size)
             self._step_info = replace(step_info, compute_s=self._step_info.compute_s + step_info.compute_s)
             return
-        if not self._exchanger.sum(gradients, step_info):
+        self._replace(gradients, is_summed=self._exchanger.sum(gradients, step_info))
+
+    @property
+    def names_of_buckets(self) -> list[frozenset[str]]:
+        """See `BucketSums`."""
+        return self._exchanger.names_of_buckets
+
+    def begin(self) -> bool:
+        """Begins a round before its gradients are there; see `Exchanger.begin`."""
+        return self._outer is None and self._exchanger.begin()
+
+    def add(self, bucket: int) -> None:
+        """Sums a bucket of the round that has begun, once the gradients of its parameters are there.
+
+        All ranks add all buckets in the same order.
+        """
+        self._exchanger.add(bucket, self._gradients(self.names_of_buckets[bucket]))
+
+    def complete(self, step_info: StepInfo) -> None:
+        """Completes a round whose buckets have all been added; see `reduce`."""
+        gradients = self._gradients(self._parameters)
+        in_buckets = frozenset[str]().union(*self.names_of_buckets)
+        rest = [gradient for name, gradient in gradients.items() if name not in in_buckets]
+        self._replace(gradients, is_summed=self._exchanger.complete(gradients, rest, step_info))
+
+    def _gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Returns the gradients of some parameters, as far as they have any, in the order of the parameters."""
+        wanted = frozenset(names)
+        return {name: local(p.grad) for name, p in self._parameters.items() if name in wanted and p.grad is not None}
+
+    def _replace(self, gradients: dict[str, Tensor], *, is_summed: bool) -> None:
+        if not is_summed:
             # Makes every rank skip the step.
             for gradient in gradients.values():
                 gradient.fill_(float("nan"))

@@ -65,4 +65,33 @@ export const routes: Route[] = [
     nav: { section: "Train", text: "Prompts" },
     screen: () => import("./screens/prompts/Prompts.svelte"),
   },
+  {
+    path: "projects/:project/exchange",
+    title: "Exchange",
+    nav: { section: "Train", text: "Exchange" },
+    screen: () => import("./screens/exchange/Exchange.svelte"),
+  },
+  {
+    path: "projects/:project/models",
+    title: "Models and routes",
+    nav: { section: "Serve", text: "Models and routes" },
+    screen: () => import("./screens/models/Models.svelte"),
+  },
+  {
+    path: "projects/:project/queue",
+    title: "Queue and fleet",
+    nav: { section: "Serve", text: "Queue and fleet" },
+    screen: () => import("./screens/queue/Queue.svelte"),
+  },
+  {
+    path: "projects/:project/rollouts",
+    title: "Rollouts",
+    nav: { section: "", text: "Rollouts" },
+    screen: () => import("./screens/rollouts/Rollouts.svelte"),
+  },
+  {
+    path: "projects/:project/groups/:group",
+    title: "Group :group",
+    screen: () => import("./screens/group/Group.svelte"),
+  },
 ];

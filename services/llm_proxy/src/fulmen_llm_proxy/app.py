@@ -22,6 +22,7 @@ from fulmen_llm_proxy.capture.shipper import SpanShipper
 from fulmen_llm_proxy.capture.span_codec import SpanCodec
 from fulmen_llm_proxy.capture.spool import DiskSpool
 from fulmen_llm_proxy.capture.spool_folder import open_spool
+from fulmen_llm_proxy.capture.token_lists import use_compiled
 from fulmen_llm_proxy.metrics.captures import CaptureMetrics
 from fulmen_llm_proxy.recording.delivery import RecordingDelivery
 from fulmen_llm_proxy.routing.resources import RoutingWatch
@@ -67,6 +68,7 @@ async def build_proxy(
     settings: LlmProxySettings, stack: AsyncExitStack, *, registry: CollectorRegistry
 ) -> ServiceParts:
     """Builds the proxy with its metrics in the given registry."""
+    await asyncio.to_thread(use_compiled)
     state, usage_sync = await open_state(settings, stack, registry)
     captures = CaptureMetrics(registry)
     spool = await _spool(settings, state, captures, stack)

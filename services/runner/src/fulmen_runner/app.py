@@ -48,6 +48,7 @@ from fulmen_runner.attempts.session import LeaseSession
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.attempts.workspace import Workspaces
 from fulmen_runner.leases.guard import LeaseGuard, store_dialler
+from fulmen_runner.leases.orders import Orders
 from fulmen_runner.leases.stream import LeaseStream, RunnerIdentity
 from fulmen_runner.metrics import HookMetrics, RunnerMetrics
 from fulmen_runner.servicer import RunnerServicer
@@ -111,10 +112,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         projects=tuple(split(settings.projects)),
         address=lambda: settings.address(server.port),
     )
-    lease_stream = LeaseStream(channel=store, pool=pool, identity=identity, keeper=keeper, progress=executor.progress)
+    lease_stream = LeaseStream(
+        channel=store, pool=pool, identity=identity, keeper=keeper, progress=executor.progress, orders=lambda: orders
+    )
     dial = store_dialler(settings.store_target, tls)
     guard = LeaseGuard(lease_stream, dial=dial, token=token, limit_s=settings.loop_blocked_limit_s)
     drain = Drain(pool=pool, release_session=lease_stream.release_session, grace_s=settings.drain_grace_s)
+    orders = Orders(pool=pool, keeper=keeper, drain=drain)
     _register(stack, RunnerMetrics(pool, control, guard))
 
     # The runner's own rpcs.

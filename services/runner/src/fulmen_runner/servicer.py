@@ -1,6 +1,5 @@
 """Serves `fulmen.runner.v1.RunnerService`."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -31,7 +30,6 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
         self._keeper = keeper
         self._isolator = isolator
         self._version = version
-        self._draining: asyncio.Task[None] | None = None
 
     async def GetStatus(self, request: messages.GetStatusRequest, context: Any) -> messages.GetStatusResponse:
         """Returns the runner's status."""
@@ -61,14 +59,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
 
     async def Drain(self, request: messages.DrainRequest, context: Any) -> messages.DrainResponse:
         """Starts draining; the process exits when done."""
-        grace_s = self._drain.default_grace_s
+        grace_s = None
         if request.HasField("grace"):
             grace_s = request.grace.ToTimedelta().total_seconds()
             if grace_s < 0:
                 raise _invalid("grace", "must not be negative")
-        self._drain.begin()
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain.wait_then_request(grace_s), name="drain")
+        self._drain.start(grace_s)
         return messages.DrainResponse(running_count=len(self._session.running))
 
     async def SetSlots(self, request: messages.SetSlotsRequest, context: Any) -> messages.SetSlotsResponse:

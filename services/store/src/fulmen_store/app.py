@@ -31,6 +31,7 @@ __all__ = ["build"]
 
 SERVICE_NAMES: Final = (
     "fulmen.store.v1.RolloutService",
+    "fulmen.store.v1.QueueService",
     "fulmen.store.v1.LeaseService",
     "fulmen.store.v1.SpanService",
     "fulmen.store.v1.ResourceService",

@@ -49,7 +49,8 @@ async def test_a_refusal_tells_the_limit_and_when_to_come_back(world: World) -> 
     headers = {"Authorization": f"Bearer {attempt.attempt_key}"}
     async with proxy.http.post(f"{proxy.url}/chat/completions", json=body, headers=headers) as answer:
         assert answer.status == 429
-        assert 50 <= int(answer.headers["retry-after"]) <= 63
+        # Of a window of a minute, however long the calls have taken.
+        assert 1 <= int(answer.headers["retry-after"]) <= 63
         error = (await answer.json())["error"]
     assert error["code"] == "model_limit_exceeded"
     assert error["type"] == "rate_limit_error"

@@ -52,9 +52,9 @@ GROW = (
     cross join lateral (select q.id from runner_session q order by q.id offset n % $2 limit 1) s
     """,
     """
-    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind)
+    insert into rollout_end (rollout_id, project_id, run_id, group_key, group_size, state, failure_kind, reward, duration_s)
     select gen_random_uuid(), 1, n % 3, case when n <= 100 then ($2::uuid[])[1 + n % 10] end,
-        case when n <= 100 then 10 else 1 end, 4, 0
+        case when n <= 100 then 10 else 1 end, 4, 0, n % 2, n % 7
     from generate_series(1, $1::int) n
     """,
     "insert into resource (project_id, name, kind, last_version) values (1, 'agent.a', 'agent', 1)",
@@ -119,6 +119,10 @@ GROW = (
     from schedule s cross join generate_series(1, $1::int) n
     """,
 )
+GROW_USAGE = """
+insert into rollout_usage (rollout_id, project_id, run_id, prompt_token_count, completion_token_count, cost_micros)
+select e.rollout_id, 1, 1, hashint4(e.run_id) % 5, 5, e.run_id from rollout_end e
+"""
 # Rollouts of another project that have ended, with a chunk each, and others whose spans are in segments.
 GROW_SPANS = (
     """
@@ -187,6 +191,21 @@ def span_statements() -> dict[str, Hot]:
         "removable_segments": Hot(arguments=(ASKED,), others={"span_segment": ASKED}),
         "release_claims": Hot(arguments=(None,)),
     }
+
+
+def orders_of_lists() -> dict[str, Hot]:
+    """Names the statements that walk an order, from its beginning."""
+    found = {}
+    for figure, table, bound in (
+        ("reward", "rollout_end", "infinity"), ("duration", "rollout_end", "infinity"),
+        ("token_count", "rollout_usage", 2**62), ("cost_micros", "rollout_usage", 2**62),
+    ):  # fmt: skip
+        # Ascending, three probes find one.
+        for direction, most in (("descending", ASKED), ("ascending", 3 * ASKED)):
+            start = f"-{bound}" if direction == "ascending" else bound
+            in_table = {"ends": most} if table == "rollout_end" else {"others": {table: most}}
+            found[f"{figure}_{direction}"] = Hot(arguments=(1, start, HIGHEST, ASKED, None), **in_table)
+    return found
 
 
 HOT_OF_SCHEDULES = {
@@ -300,6 +319,7 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
         "end_expired_sessions": Hot(arguments=(time.time(), 30.0)),
         **span_statements(),
         **HOT_OF_SCHEDULES,
+        **orders_of_lists(),
     }
 
 
@@ -400,6 +420,7 @@ async def _grow(connection: Any, *, leased: bool = True) -> None:
     if leased:
         await connection.execute(GROW[1], LEASED, SESSIONS)
     await connection.execute(GROW[2], ENDED, GROUPS)
+    await connection.execute(GROW_USAGE)
     for statement in GROW[3:10]:
         await connection.execute(statement)
     await connection.execute(GROW[10], USAGE_ROWS, MODELS, RUNS)

@@ -26,6 +26,7 @@ REMOVED_BY = {
     "rollout_end": ["remove_ends"],
     "rollout_group": ["remove_groups"],
     "rollout_retry": ["remove_retries"],
+    "rollout_usage": ["remove_rollout_usage"],
     "run_lease": ["remove_expired_runs"],
     "runner_session": ["delete_ended_sessions"],
     "stored_response": ["remove_expired_stored_responses", "remove_oldest_stored_responses"],

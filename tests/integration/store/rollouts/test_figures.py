@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fulmen.errors import ArgumentInvalid, PageTokenInvalid
 from fulmen.ids import attempt_of
 from fulmen.store.v1 import failure_pb2, reward_pb2, rollout_pb2
+from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import usage_service_pb2 as usage_pb
 from tests.support.store.running import Runner, Stubs, cancel, create, get, pages_of, read_feed
@@ -101,6 +104,22 @@ async def test_lists_are_filtered_and_ordered_by_figures(stubs: Stubs) -> None:
     request = pb.ListRolloutsRequest(order_by="reward", page_size=1)
     pages = await pages_of(stubs.rollouts.ListRollouts, request)
     assert [page.rollouts[0].reward for page in pages[:3]] == [0.0, 0.5, 1.0]
+
+
+async def test_what_is_summed_for_lists_goes_with_the_rollout(stubs: Stubs, connection: Any) -> None:
+    (used,) = await create(stubs)
+    await _use(stubs, 1, (used, 1, "a", 10, 3, 500), (used, 2, "b", 1, 0, 0))
+    rows = await connection.fetch("select token_count, cost_micros from rollout_usage")
+    assert [tuple(row) for row in rows] == [(14, 500)]
+    assert [each.name for each in await _listed(stubs, filter="token_count = 14", order_by="token_count desc")] == [
+        used
+    ]
+    await cancel(stubs, used)
+    await stubs.rollouts.DeleteRollouts(selection_pb.DeleteRolloutsRequest(names=[used]))
+    assert not await connection.fetch("select 1 from rollout_usage")
+    await _use(stubs, 2, (used, 2, "a", 1, 1, 1))
+    assert not await connection.fetch("select 1 from rollout_usage")
+    assert await connection.fetchval("select sum(prompt_token_count) from usage_attempt") == 11
 
 
 async def test_a_page_token_is_bound_to_its_order(stubs: Stubs) -> None:

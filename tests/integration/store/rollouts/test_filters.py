@@ -17,20 +17,25 @@ from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid, PageTokenInvalid
 from fulmen.ids import uuid7
-from fulmen.store.v1 import failure_pb2, rollout_pb2
+from fulmen.store.v1 import attempt_pb2, failure_pb2, rollout_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_store.database.database import Database, connect
 from fulmen_store.database.queries import SQL, filtered
 from fulmen_store.projects.names import ProjectNames
+from fulmen_store.rollouts.facet_lists import RolloutFacets
+from fulmen_store.rollouts.facets import FACETED_FIELDS
 from fulmen_store.rollouts.filter import (
     ROLLOUTS,
     Comparison,
     Expression,
     Field,
+    Presence,
+    Search,
     both,
 )
 from fulmen_store.rollouts.filter_parser import parse_filter
-from fulmen_store.rollouts.lists import RolloutLists, compiled, order_sql
+from fulmen_store.rollouts.filter_sql import compiled, order_sql
+from fulmen_store.rollouts.lists import WALKED, RolloutLists
 from fulmen_store.rollouts.ordering import SORTED_FIELDS, Place, SortKey
 from fulmen_store.rollouts.transitions import FINAL_STATES, FailureKind, RolloutState
 from tests.support.postgres import shared_server
@@ -44,7 +49,9 @@ from tests.support.store.filters import (
     MAPS,
     MOMENTS,
     REWARDS,
+    RUNS,
     TASK_TYPES,
+    TEXTS,
     expressions,
     means,
     orders,
@@ -52,7 +59,7 @@ from tests.support.store.filters import (
 )
 from tests.support.store.running import LIMIT_S, Runner, Stubs, cancel, create, get
 
-LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement and name.endswith("rollouts"))
+LISTS = tuple(name for name, statement in SQL.items() if "/* filter */" in statement and "_rollouts" in name)
 SOME_VALUE: dict[Field, Any] = (
     dict.fromkeys(Field, 1)
     | {
@@ -60,6 +67,7 @@ SOME_VALUE: dict[Field, Any] = (
         Field.GROUP_ID: "x",
         Field.TASK_TYPE: "x",
         Field.AGENT: "x",
+        Field.TRAINING_RUN: "x",
         Field.CREATE_TIME: MOMENTS[0],
         Field.END_TIME: MOMENTS[0],
         Field.REWARD: 0.5,
@@ -77,7 +85,10 @@ class FilteredRollouts:
         self.runner = runner
         self.facts = facts
         self.database = database
-        self.lists = RolloutLists(database, ProjectNames(database), window_rows=7)
+        names = ProjectNames(database)
+        self.lists = RolloutLists(database, names, window_rows=7)
+        self.walking = RolloutLists(database, names, window_rows=7, sorted_at_once=1)
+        self.facets = RolloutFacets(database, window_rows=7)
 
     def all_pages(self, where: Expression | None, *, limit: int = 5, limit_s: float = 60.0) -> list[list[UUID]]:
         """Reads every page."""
@@ -93,14 +104,17 @@ class FilteredRollouts:
 
         return self.runner.run(read())
 
-    def sorted_pages(self, where: Expression | None, order: Sequence[SortKey], *, limit: int) -> list[list[UUID]]:
-        """Reads every page in an order, each place as a page token holds it."""
+    def sorted_pages(
+        self, where: Expression | None, order: Sequence[SortKey], *, limit: int, walked_at: Sequence[bool] = (False,)
+    ) -> list[list[UUID]]:
+        """Reads every page in an order, each place as a page token holds it; some are sorted, others walk an index."""
 
         async def read() -> list[list[UUID]]:
             pages: list[list[UUID]] = []
             after = None
             while True:
-                page = await self.lists.sorted_page(1, None, where=where, order=order, after=after, limit=limit)
+                lists = self.walking if walked_at[len(pages) % len(walked_at)] else self.lists
+                page = await lists.sorted_page(1, None, where=where, order=order, after=after, limit=limit)
                 pages.append([view.rollout_id for view in page.views])
                 if page.next_after is None:
                     return pages
@@ -164,10 +178,55 @@ def test_pages_in_an_order_hold_every_selected_rollout_once_and_in_its_place(
     assert all(len(page) == limit for page in pages[:-1])
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    where=st.none() | expressions(),
+    key=st.builds(SortKey, field=st.sampled_from(list(WALKED)), descending=st.booleans()),
+    bound=st.none() | st.sampled_from(["reward >= 0.1", "reward <= 0.1", "duration = 1.5s", "cost_micros > 7"]),
+    limit=st.integers(1, 30),
+    walked_at=st.lists(st.booleans(), min_size=1, max_size=4),
+)
+def test_pages_along_an_index_are_those_of_a_sorted_list(
+    filtered_rollouts: FilteredRollouts, where: Expression | None, key: SortKey, bound: str | None, limit: int,
+    walked_at: list[bool],
+) -> None:  # fmt: skip
+    where = both(parse_filter(bound or ""), where)
+    pages = filtered_rollouts.sorted_pages(where, [key], limit=limit, walked_at=walked_at)
+    assert [one for page in pages for one in page] == filtered_rollouts.in_order(where, [key])
+    assert all(len(page) <= limit for page in pages)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=st.none() | expressions())
+def test_the_filter_of_a_facet_selects_what_it_counts(
+    filtered_rollouts: FilteredRollouts, where: Expression | None
+) -> None:
+    own = filtered_rollouts
+    facets = own.runner.run(own.facets.facets(1, None, where=where, fields=FACETED_FIELDS))
+    assert [facet.field for facet in facets] == list(FACETED_FIELDS)
+    selected = own.in_order(where, [])
+    for facet in facets:
+        assert (facet.examined, facet.has_more) == (len(selected), False)
+        for value in facet.values:
+            chosen = both(where, parse_filter(value.filter))
+            assert value.count == len(own.in_order(chosen, [])), value
+        if facet.field not in MAPS:
+            assert sum(value.count for value in facet.values) == len(selected)
+
+
+def test_a_facet_that_reaches_its_bound_says_so(filtered_rollouts: FilteredRollouts) -> None:
+    count = len(filtered_rollouts.facts)
+    for most in (5, 20, count, count + 1):
+        facets = RolloutFacets(filtered_rollouts.database, window_rows=7, max_examined=most, max_maps_examined=most)
+        for fields in ((Field.STATE,), (Field.METADATA,)):
+            (facet,) = filtered_rollouts.runner.run(facets.facets(1, None, where=None, fields=fields))
+            assert (facet.examined, facet.has_more) == (min(most, count), most <= count)
+
+
 def test_a_list_that_is_too_long_to_be_sorted_is_refused(filtered_rollouts: FilteredRollouts) -> None:
     database, max_sorted = filtered_rollouts.database, len(filtered_rollouts.facts) - 1
     lists = RolloutLists(database, ProjectNames(database), max_sorted=max_sorted)
-    order = [SortKey(field=Field.REWARD)]
+    order = [SortKey(field=Field.PRIORITY)]
     with pytest.raises(ArgumentInvalid, match="too long"):
         filtered_rollouts.runner.run(lists.sorted_page(1, None, where=None, order=order, after=None, limit=5))
     failed = parse_filter("state = FAILED")
@@ -190,7 +249,14 @@ async def test_every_field_and_operator_can_be_prepared(connection: Any) -> None
         for field in Field:
             for operator in ROLLOUTS.operators_of(field):
                 key = "x" if field in ROLLOUTS.maps else ""
-                where = Comparison(field=field, key=key, operator=operator, value=SOME_VALUE[field])
+                where: Expression = Comparison(field=field, key=key, operator=operator, value=SOME_VALUE[field])
+                condition, values = compiled(where, first=first)
+                statement = await connection.prepare(filtered(name, condition))
+                assert len(statement.get_parameters()) == first - 1 + len(values)
+            asked: list[Expression] = [Presence(field=field, key="x" if field in ROLLOUTS.maps else "")]
+            if field in ROLLOUTS.texts:
+                asked.append(Search(field=field, text="x"))
+            for where in asked:
                 condition, values = compiled(where, first=first)
                 statement = await connection.prepare(filtered(name, condition))
                 assert len(statement.get_parameters()) == first - 1 + len(values)
@@ -229,6 +295,30 @@ async def test_lists_walk_an_index_and_look_at_one_window(connection: Any) -> No
         assert index in plan, plan
         assert "->  Sort" not in plan, plan
         assert "Seq Scan on rollout" not in plan, plan
+
+
+async def test_orders_of_figures_walk_their_indices(connection: Any) -> None:
+    await connection.execute(
+        "insert into rollout_end (rollout_id, project_id, group_size, state, failure_kind, reward, duration_s)"
+        " select gen_random_uuid(), 1 + n % 2, 1, 4, 0, n % 3, n % 5 from generate_series(1, 20000) n"
+    )
+    await connection.execute(
+        "insert into rollout_usage (rollout_id, project_id, prompt_token_count, completion_token_count, cost_micros)"
+        " select rollout_id, project_id, duration_s, 1, duration_s from rollout_end"
+    )
+    for field, index in (
+        (Field.REWARD, "rollout_end_by_reward"), (Field.DURATION, "rollout_end_by_duration"),
+        (Field.TOKEN_COUNT, "rollout_usage_by_tokens"), (Field.COST_MICROS, "rollout_usage_by_cost"),
+    ):  # fmt: skip
+        for direction, start in (("descending", WALKED[field]), ("ascending", -WALKED[field])):
+            name = f"{field}_{direction}"
+            await connection.execute(f"prepare {name} as {SQL[name]}")
+            explain = f"explain (analyze, costs off, timing off) execute {name} (1, '{start}', '{UUID(int=2**128 - 1)}', 50, null)"
+            plan = "\n".join(row[0] for row in await connection.fetch(explain))
+            assert index in plan, plan
+            assert "Sort" not in plan, plan
+            assert "Seq Scan" not in plan, plan
+            assert not re.search(r"rows=(?:[1-9]\d{2,})", plan), plan
 
 
 async def test_a_list_by_filter_fills_in_the_count_of_ended_attempts(stubs: Stubs) -> None:
@@ -279,6 +369,17 @@ async def test_a_map_of_a_message_that_is_malformed_or_of_another_kind_is_empty(
         whole.replace(b"z", b"\xfa"),
     ):
         assert await connection.fetchval(read, broken) is None
+
+
+async def test_a_list_shows_how_tasks_begin(stubs: Stubs) -> None:
+    for task, start in ((b'{"q":\n  "a"}', '{"q": "a"}'), (b"x" * 900, "x" * 200), (b"\xff\x00", ""), (b"", "")):
+        (name,) = await create(stubs, input=task, input_start="mine")
+        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=f'name = "{name}"'))
+        assert [(each.input_start, each.input) for each in page.rollouts] == [(start, b"")]
+        assert (await get(stubs, name)).input_start == ""
+    (name,) = await create(stubs, input="é".encode() * 500)
+    page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter=f'name = "{name}"'))
+    assert page.rollouts[0].input_start == "é" * 200
 
 
 async def test_states_and_filter_are_both_honoured(stubs: Stubs) -> None:
@@ -341,6 +442,10 @@ async def _insert_rollouts(dsn: str, chance: random.Random, count: int) -> dict[
             names[text] = await connection.fetchval(
                 "insert into interned_name (project_id, kind, name) values (1, $1, $2) returning id", kind, text
             )
+    for text in filter(None, RUNS):
+        names[text] = await connection.fetchval(
+            "insert into training_run (project_id, name) values (1, $1) returning id", text
+        )
     known: dict[UUID, Facts] = {}
     for _ in range(count):
         rollout_id, facts = _random_rollout(chance)
@@ -366,6 +471,7 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
         Field.PRIORITY: chance.randint(-3, 3),
         Field.GROUP_ID: chance.choice(GROUPS),
         Field.TASK_TYPE: chance.choice(TASK_TYPES),
+        Field.TRAINING_RUN: chance.choice(RUNS),
         Field.AGENT: chance.choice(AGENTS),
         Field.CREATE_TIME: created,
         Field.END_TIME: chance.choice(MOMENTS) if state in FINAL_STATES else None,
@@ -378,6 +484,16 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
     for field in (Field.PROMPT_TOKEN_COUNT, Field.COMPLETION_TOKEN_COUNT, Field.COST_MICROS):
         # Reported together or not at all.
         facts[field] = None if facts[Field.MODE] == 1 else chance.choice(COUNTS)
+    facts[Field.TOKEN_COUNT] = (
+        None
+        if facts[Field.COST_MICROS] is None
+        else facts[Field.PROMPT_TOKEN_COUNT] + facts[Field.COMPLETION_TOKEN_COUNT]
+    )
+    facts[Field.INPUT] = chance.choice([None, *TEXTS[1:]])
+    decided = state in FINAL_STATES and facts[Field.ENDED_ATTEMPT_COUNT]
+    facts[Field.OUTPUT] = chance.choice([None, *TEXTS[1:]]) if decided else None
+    for field in (Field.INPUT, Field.OUTPUT):
+        facts[field] = None if facts[field] is None else facts[field].encode()
     # A supplied id may hold a time up to an hour before the creation, or five minutes after it.
     at = created + datetime.timedelta(minutes=chance.uniform(-60, 5))
     return UUID(int=round(at.timestamp() * 1000) << 80 | chance.getrandbits(70)), facts
@@ -385,13 +501,15 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
 
 async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[str, int | None]) -> None:
     await connection.execute(
-        "insert into rollout (id, project_id, sort_priority, mode, group_id, task_type, agent, created_at, request)"
-        " values ($1, 1, $2, $3, nullif($4, ''), $5, $6, $7, $8)",
+        "insert into rollout (id, project_id, sort_priority, mode, group_id, task_type, agent, created_at, request,"
+        " run_id) values ($1, 1, $2, $3, nullif($4, ''), $5, $6, $7, $8, $9)",
         rollout_id, -facts[Field.PRIORITY], facts[Field.MODE], facts[Field.GROUP_ID],
         names[facts[Field.TASK_TYPE]], names[facts[Field.AGENT]], facts[Field.CREATE_TIME],
         rollout_pb2.Rollout(
-            input=b"x" * 300, policy={"hedged": True, "model_token_budget": 10**12}, **{field: facts[field] for field in MAPS}
+            input=facts[Field.INPUT] or b"", policy={"hedged": True, "model_token_budget": 10**12},
+            group_id="refund", **{field: facts[field] for field in MAPS}
         ).SerializeToString(),
+        names[facts[Field.TRAINING_RUN]],
     )  # fmt: skip
     state = RolloutState(facts[Field.STATE])
     if state in FINAL_STATES:
@@ -410,17 +528,16 @@ async def _insert(connection: Any, rollout_id: UUID, facts: Facts, names: dict[s
             rollout_id, 0 if state is RolloutState.QUEUED else 1, session, int(state is RolloutState.RETRY_WAIT),
         )  # fmt: skip
     if facts[Field.COST_MICROS] is not None:
-        # The usage of two attempts is summed up.
-        await connection.executemany(
-            "insert into usage_attempt values ($1, $2, 'm', 'b', 1, null, 1, 0, $3, 0, $4, $5)",
-            [
-                (rollout_id, 1, facts[Field.PROMPT_TOKEN_COUNT], 0, facts[Field.COST_MICROS]),
-                (rollout_id, 2, 0, facts[Field.COMPLETION_TOKEN_COUNT], 0),
-            ],
-        )
+        await connection.execute(
+            "insert into rollout_usage values ($1, 1, null, $2, $3, default, $4)",
+            rollout_id, facts[Field.PROMPT_TOKEN_COUNT], facts[Field.COMPLETION_TOKEN_COUNT], facts[Field.COST_MICROS],
+        )  # fmt: skip
     for number in range(1, facts[Field.ENDED_ATTEMPT_COUNT] + 1):
+        decides = state in FINAL_STATES and number == facts[Field.ENDED_ATTEMPT_COUNT]
+        answer = facts[Field.OUTPUT] if decides else b"refund of another attempt"
         await connection.execute(
             "insert into attempt (rollout_id, number, state, failure_kind, rollout_state, session, started_at, report)"
-            " values ($1, $2, 3, 4, 3, $3, now(), '')",
-            rollout_id, number, uuid7(),
+            " values ($1, $2, 3, 4, $5, $3, now(), $4)",
+            rollout_id, number, uuid7(), attempt_pb2.Attempt(output=answer or b"", failure_message="refund").SerializeToString(),
+            6 if decides else 3,
         )  # fmt: skip

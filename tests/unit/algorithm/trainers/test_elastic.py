@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fulmen_exchange.registry import ExchangeSettings
 from tests.support.algorithm.clusters import ENVIRONMENT
 from tests.support.algorithm.mortal_rank import MODULE, VARIABLE
 from tests.support.algorithm.trainers import model_dir, rows, weights_of
+from tests.support.algorithm.warm import warm_modules
 
 __all__ = ["model_dir", "rows"]
 
@@ -82,17 +83,15 @@ class Losing:
         self.started.append(order.count)
         if order.count in self.refused:
             raise PlacementRefused(["no folder"])
-        if len(self.started) > 1:
-            return await LocalCluster(self.modules).start(order, welcome)
-        mortal = {**order.environment, **ENVIRONMENT, VARIABLE: json.dumps(self.mortal)}
-        return await LocalCluster().start(replace(order, module=MODULE, environment=mortal), welcome)
+        if len(self.started) == 1:
+            mortal = {**order.environment, **ENVIRONMENT, VARIABLE: json.dumps(self.mortal)}
+            order = replace(order, module=MODULE, environment=mortal)
+        return await LocalCluster(self.modules).start(order, welcome)
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[ModuleStarter]:
-    made = ModuleStarter(warm=True)
-    yield made
-    made.close()
+def modules() -> ModuleStarter:
+    return warm_modules()
 
 
 @pytest.fixture(scope="module", params=KINDS)

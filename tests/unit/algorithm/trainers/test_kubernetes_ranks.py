@@ -22,6 +22,7 @@ from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, StepSettings
 from tests.support.algorithm.clusters import ENVIRONMENT, kubernetes_settings, remote
 from tests.support.algorithm.trainers import model_dir, rows, setup_of
+from tests.support.algorithm.warm import here
 from tests.support.kubernetes.api import KubernetesApi
 from tests.support.kubernetes.nodes import node_document
 
@@ -68,7 +69,9 @@ async def test_the_ranks_that_are_left_when_a_pod_is_killed_go_on_and_lose_no_st
     gate.close()
     assert len(notices) == 1
     assert notices[0].endswith("No step is lost: going on with 1 of 2 ranks.")
-    whole = await RankGroupTrainer.open(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions())
+    whole = await RankGroupTrainer.open(
+        setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
+    )
     for step, found in enumerate(losses):
         assert found == pytest.approx(await train(whole, rows, step=step), abs=2e-6)
     await whole.close()

@@ -20,6 +20,7 @@ from fulmen_algorithm.trainers.in_process import InProcessTrainer, TorchThread
 from fulmen_algorithm.trainers.processes import GroupOptions
 from fulmen_algorithm.trainers.rank_group import RankGroupTrainer
 from tests.support.algorithm.run_service import check, created, live
+from tests.support.algorithm.warm import here
 
 
 class Mortal:
@@ -56,7 +57,7 @@ async def test_a_run_resumes_when_a_rank_is_killed_in_the_middle_of_a_step(world
         opened.append(setup)
         if len(opened) == 1:
             # The checkpoint of step 2 is there, and step 3 is lost.
-            return Mortal(await RankGroupTrainer.open(setup, GroupOptions()), at_call=4)
+            return Mortal(await RankGroupTrainer.open(setup, GroupOptions(cluster=here())), at_call=4)
         return await InProcessTrainer.open(setup, thread=thread, device="cpu")
 
     service = open_service(world, open_trainer)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fulmen_algorithm.cluster.gate import Gate, GateOptions
-from fulmen_algorithm.cluster.local import LocalCluster
 from fulmen_algorithm.cluster.port import Cluster
 from fulmen_algorithm.cluster.remote import RemoteCluster
 from fulmen_algorithm.cluster.wire import NODE_VARIABLE
@@ -29,6 +28,7 @@ from fulmen_algorithm.training.settings import BatchSettings, StepSettings
 from tests.support.algorithm.clusters import DEADLINE_S, Hosts
 from tests.support.algorithm.run_service import check, created, live
 from tests.support.algorithm.trainers import model_dir, rows, setup_of, weights_of
+from tests.support.algorithm.warm import here
 from tests.support.machines import AVAILABLE, SERVICE, Machines
 from tests.support.processes import all_ended
 
@@ -82,7 +82,7 @@ async def learn(cluster: Cluster, setup: TrainerSetup, rows: list[Row], folder: 
 async def test_ranks_on_two_machines_learn_bit_for_bit_what_those_of_one_learn(cluster, model_dir, rows, tmp_path):
     setup = replace(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=4))), run_dir=tmp_path)
     there = await learn(cluster, setup, rows, tmp_path / "there")
-    assert there == await learn(LocalCluster(), setup, rows, tmp_path / "here")
+    assert there == await learn(here(), setup, rows, tmp_path / "here")
 
 
 async def test_a_machine_that_is_cut_off_in_mid_step_is_noticed_and_leaves_nothing(cluster, machines, model_dir, rows):
@@ -124,7 +124,9 @@ async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes
     assert len(notices) == 1
     assert f"no sign of life for {SILENCE_S:g} s" in notices[0]
     assert "No step is lost: going on with 1 of 2 ranks." in notices[0]
-    alone = await RankGroupTrainer.open(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions())
+    alone = await RankGroupTrainer.open(
+        setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
+    )
     for step, found in enumerate(losses):
         assert found == pytest.approx(await train(alone, rows, step=step), abs=2e-6)
     await alone.close()
@@ -149,7 +151,9 @@ async def test_of_two_machines_that_are_parted_one_is_left_out_and_the_other_los
         f"The trainer has ended: host-1 (10.78.0.2) is left out: it and 10.78.0.1 have had no answer from each other for"
         f" {2 * SILENCE_S:g} s. No step is lost: going on with 1 of 2 ranks."
     )
-    alone = await RankGroupTrainer.open(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions())
+    alone = await RankGroupTrainer.open(
+        setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
+    )
     for step, found in enumerate(losses):
         assert found == pytest.approx(await train(alone, rows, step=step), abs=2e-6)
     await alone.close()

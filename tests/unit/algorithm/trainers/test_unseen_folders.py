@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fulmen_algorithm.cluster.local import LocalCluster
 from fulmen_algorithm.cluster.port import Cluster
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
@@ -22,6 +21,7 @@ from fulmen_algorithm.training.compute import ComputeSettings, Ddp, Fsdp2
 from fulmen_algorithm.training.settings import BatchSettings, StepSettings
 from tests.support.algorithm.joined_machines import Door, open_door
 from tests.support.algorithm.trainers import model_dir, rows, setup_of, weights_of
+from tests.support.algorithm.warm import here
 from tests.support.machines import AVAILABLE, SERVICE, Machines
 
 __all__ = ["model_dir", "rows"]
@@ -118,8 +118,8 @@ async def test_machines_that_see_no_folder_learn_bit_for_bit_what_one_machine_le
     await join(door, machines, tmp_path, run_dir, model_dir)
     setup = replace(setup_of(model_dir, ComputeSettings(parallel=parallel)), run_dir=run_dir)
     there = await learn(door.cluster, setup, rows, run_dir / "there")
-    here = await learn(LocalCluster(), setup, rows, run_dir / "here")
-    assert there == here
+    alone = await learn(here(), setup, rows, run_dir / "here")
+    assert there == alone
     assert not list(tmp_path.glob("gpu-*/files/*.arriving"))
 
 
@@ -140,7 +140,9 @@ async def test_a_machine_that_is_killed_leaves_the_state_with_the_service_and_th
     await trainer.close()
     [notice] = notices
     assert "No step is lost: going on with 1 of 2 ranks." in notice
-    alone = await RankGroupTrainer.open(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions())
+    alone = await RankGroupTrainer.open(
+        setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
+    )
     for step, found in enumerate(losses):
         assert found == pytest.approx(await train(alone, rows, step=step), abs=2e-6)
     assert weights.keys() == (await weights_of(alone, run_dir / "alone")).keys()

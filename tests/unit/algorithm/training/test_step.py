@@ -149,9 +149,9 @@ def test_supervised_steps_learn_a_sentence(policy, rows):
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Schedule.CONSTANT, [0.0, 0.5, 1.0, 1.0, 1.0]),
-        (Schedule.LINEAR, [0.0, 0.5, 1.0, 0.5, 0.0]),
-        (Schedule.COSINE, [0.0, 0.5, 1.0, 0.5, 0.0]),
+        (Schedule.CONSTANT, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        (Schedule.LINEAR, [0.5, 1.0, 1.0, 0.5, 0.0]),
+        (Schedule.COSINE, [0.5, 1.0, 1.0, 0.5, 0.0]),
     ],
 )
 def test_schedules_warm_up_and_decay(policy, rows, schedule, expected):
@@ -187,8 +187,8 @@ def test_a_schedule_follows_the_planned_steps_also_after_skipped_ones(policy, ro
 def test_a_warm_up_waits_for_the_steps_that_were_taken(policy, rows):
     settings = OptimizerSettings(learning_rate=1.0, schedule=Schedule.LINEAR, warmup_steps=4, total_steps=12)
     rate = make_state(policy, settings).rate
-    assert [rate.at(taken=n, planned=n) for n in (0, 2, 4, 8, 12)] == [0.0, 0.5, 1.0, 0.5, 0.0]
-    assert rate.at(taken=2, planned=8) == 0.25
+    assert [rate.at(taken=n, planned=n) for n in (0, 2, 4, 8, 12)] == [0.25, 0.75, 1.0, 0.5, 0.0]
+    assert rate.at(taken=2, planned=8) == 0.375
 
 
 def test_a_schedule_that_decays_needs_an_end(policy):

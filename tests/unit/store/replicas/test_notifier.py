@@ -19,6 +19,7 @@ from tests.support.store.project_names import known_projects
 from tests.support.store.scheduling import runner_stream
 
 LIMIT_S = 10.0
+RUNNER = uuid7()
 
 
 class HeldClient:
@@ -165,15 +166,16 @@ async def test_heard_notification_wakes_those_who_wait_and_is_not_passed_on() ->
         def hint(self, projects: frozenset[int]) -> None:
             self.projects.append(projects)
 
-    ready, finished = Hints(), Hints()
+    ready, finished, ordered = Hints(), Hints(), Hints()
     receiver = NotificationReceiver(
-        dispatcher=ready, feed=finished, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams()
+        dispatcher=ready, feed=finished, wakeups=wakeups, leases=NoLeases(), streams=RunnerStreams(), orders=ordered
     )
     counts = {key: wakeups.count(key) for key in (("resources", 2), PROJECTS_CHANGED)}
-    notification = Notification(ready={7}, finished={1, 9}, resources={2, 9}, projects_changed=True)
+    notification = Notification(ready={7}, finished={1, 9}, resources={2, 9}, projects_changed=True, ordered={RUNNER})
     await receiver.receive(notification)
     assert all(wakeups.count(key) == count + 1 for key, count in counts.items())
     assert (ready.projects, finished.projects) == ([frozenset({7})], [{1, 9}])
+    assert ordered.projects == [{RUNNER}]
     assert announced == []
     # Keys that nobody asked for leave nothing behind.
     assert wakeups.count(("resources", 9)) == 0

@@ -19,6 +19,8 @@ from fulmen_store.rollouts.filter import (
     Field,
     Negation,
     Operator,
+    Presence,
+    Search,
     creation_bounds,
     requires_state,
 )
@@ -90,6 +92,30 @@ def test_the_value_of_a_key_of_a_map_is_compared() -> None:
         with pytest.raises(ArgumentInvalid) as refused:
             parse_filter(text)
         assert [each.description.partition(": ")[2] for each in refused.value.violations] == problems, text
+
+
+def test_a_text_is_searched_and_a_star_asks_whether_a_field_is_set() -> None:
+    for text in ('input:"a b"', 'input : "a b"', "input: 'a b'", 'input :"a b"'):
+        assert parse_filter(text) == Search(field=Field.INPUT, text="a b"), text
+    assert parse_filter("output:a:b") == Search(field=Field.OUTPUT, text="a:b")
+    assert parse_filter('output:"*"') == Search(field=Field.OUTPUT, text="*")
+    for text in ("reward:*", "reward : *", "reward:  *"):
+        assert parse_filter(text) == Presence(field=Field.REWARD), text
+    assert parse_filter("NOT output:*") == Negation(Presence(field=Field.OUTPUT))
+    assert parse_filter("-metadata.team:*") == Negation(Presence(field=Field.METADATA, key="team"))
+    assert parse_filter('metadata."a:b":*') == Presence(field=Field.METADATA, key="a:b")
+    assert parse_filter("group_id = a:b") == Comparison(field=Field.GROUP_ID, operator=Operator.EQUAL, value="a:b")
+    for text, problem in (
+        ("input = x", "input is searched: write input:TEXT"),
+        ("agent:x", "only * may follow agent: (whether it is set); of texts, input, output can be searched"),
+        ('input:""', "only * may follow input: (whether it is set); of texts, input, output can be searched"),
+        ("input:", "expected a value, found the end"),
+        ("metadata:*", "metadata is a map: compare the value of a key, metadata.KEY"),
+        (":x", "expected a field, found `:`"),
+    ):
+        with pytest.raises(ArgumentInvalid) as refused:
+            parse_filter(text)
+        assert [each.description.partition(": ")[2] for each in refused.value.violations] == [problem], text
 
 
 def test_numbers_durations_and_beginnings_of_names_are_read() -> None:

@@ -54,6 +54,7 @@ class Round:
         seed: Seed of random numbers.
         flush: Whether to send the whole residual, as exactly as the codec can.
         bucket: Index of the encoded bucket; random numbers differ between buckets.
+        ratio_factor: This rank's own ratio over the round's; 1 for a shard.
     """
 
     number: int
@@ -63,6 +64,12 @@ class Round:
     seed: int = 0
     flush: bool = False
     bucket: int = 0
+    ratio_factor: float = 1.0
+
+    @property
+    def own_ratio(self) -> float:
+        """Bytes of float32 per byte that this rank sends."""
+        return self.ratio * self.ratio_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from fulmen_exchange import kernels
 from fulmen_exchange.codecs.codec import CodecEntry, Payload, Round, SegmentCodec, State
+from fulmen_exchange.codecs.narrow import StateKind, narrowed
 from fulmen_exchange.codecs.sparse import MAX_RATIO, Taken, capped, check, payloads_of, sampled, share_of
 from fulmen_exchange.codecs.union import reply_of
 from fulmen_exchange.settings import CodecSettings
@@ -32,6 +33,9 @@ class DgcSettings(CodecSettings):
         ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
         ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
             ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
+        min_threshold: Magnitude below which an element is not sent, whatever the ratio, until a flush; default 0, for none.
+        residual: Type of what stays on the rank, and of its momentum; `bfloat16` takes half the memory, is rounded at random without
+            bias, and takes some time; default `float32`.
         momentum: m of the momentum correction; default 0.9.
         nesterov: Whether to correct Nesterov momentum; default False.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is
@@ -42,6 +46,8 @@ class DgcSettings(CodecSettings):
     holds_momentum = True
     codec: Literal["dgc"] = "dgc"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    residual: StateKind = "float32"
+    min_threshold: float = Field(default=0.0, ge=0)
     ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -56,6 +62,7 @@ class Dgc(SegmentCodec):
     nesterov: bool
     down: SegmentCodec
     local_clip: float | None = None
+    min_threshold: float = 0.0
     name = "dgc"
     version = 1
     residual_name = ACCUMULATED
@@ -75,11 +82,11 @@ class Dgc(SegmentCodec):
         return payloads_of(self.name, self.version, taken, offsets)
 
     def _selected(self, gradient: Tensor, velocity: Tensor, accumulated: Tensor, round_: Round) -> Taken:
-        share = share_of(round_.ratio)
+        share = share_of(round_.own_ratio)
         g, u, v = sampled(share, round_, gradient, velocity, accumulated)
         # In the kernel's order of additions, so that the element at the threshold reaches it.
         after = v + self.momentum * (u + g) + g if self.nesterov else v + (self.momentum * u + g)
-        threshold = kernels.threshold_of(after, share)
+        threshold = max(self.min_threshold, kernels.threshold_of(after, share))
         # Only equal magnitudes can be so many; what is then held back keeps its momentum.
         are_many = int((after.abs() >= threshold).sum()) > 1.1 * max(1.0, share * after.numel())
         before = velocity.clone() if are_many else velocity
@@ -117,11 +124,15 @@ class Dgc(SegmentCodec):
 ENTRIES = (
     CodecEntry(
         settings=DgcSettings,
-        make=lambda settings: Dgc(
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            down=reply_of(settings.ratio, settings.ratio_down),
-            local_clip=settings.clip or math.inf,
+        make=lambda settings: narrowed(
+            Dgc(
+                momentum=settings.momentum,
+                nesterov=settings.nesterov,
+                down=reply_of(settings.ratio, settings.ratio_down),
+                local_clip=settings.clip or math.inf,
+                min_threshold=settings.min_threshold,
+            ),
+            settings.residual,
         ),
     ),
 )

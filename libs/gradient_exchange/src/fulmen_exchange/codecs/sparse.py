@@ -118,12 +118,14 @@ class Feedback(SegmentCodec):
         exact: Whether the threshold is exact instead of estimated.
         scale: Factor of the round's ratio.
         down: Codec of the reply; None for this one.
+        min_threshold: Magnitude below which nothing is sent, but in a flush.
     """
 
     name: str
     exact: bool = False
     scale: float = 1.0
     down: SegmentCodec | None = None
+    min_threshold: float = 0.0
     version = 1
 
     def new_state(self, like: Tensor) -> State:
@@ -132,7 +134,14 @@ class Feedback(SegmentCodec):
 
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
-        taken = select(gradient, state[RESIDUAL], share_of(round_.ratio * self.scale), exact=self.exact, round_=round_)
+        taken = select(
+            gradient,
+            state[RESIDUAL],
+            share_of(round_.own_ratio * self.scale),
+            exact=self.exact,
+            round_=round_,
+            min_threshold=self.min_threshold,
+        )
         return payloads_of(self.name, self.version, taken, offsets)
 
     def add(self, payload: Payload, out: Tensor) -> None:
@@ -159,12 +168,18 @@ def sampled(share: float, round_: Round, *tensors: Tensor) -> list[Tensor]:
     return [each if places is None else each[places] for each in tensors]
 
 
-def select(gradient: Tensor, residual: Tensor, share: float, *, exact: bool, round_: Round) -> Taken:
-    """Adds the residual and selects the largest share of elements, or all of them: see `feedback_select`."""
+def select(
+    gradient: Tensor, residual: Tensor, share: float, *, exact: bool, round_: Round, min_threshold: float = 0.0
+) -> Taken:
+    """Adds the residual and selects the largest share of elements, or all of them: see `feedback_select`.
+
+    In a round that is no flush, none below `min_threshold` are selected.
+    """
     if round_.flush:
         return kernels.feedback_select(gradient, residual, 0.0)
     left, right = (residual, gradient) if exact else sampled(share, round_, residual, gradient)
-    taken = kernels.feedback_select(gradient, residual, kernels.threshold_of(left + right, share))
+    threshold = max(min_threshold, kernels.threshold_of(left + right, share))
+    taken = kernels.feedback_select(gradient, residual, threshold)
     taken, held_back = capped(taken, residual.numel(), share, round_)
     if held_back is not None:
         residual[held_back[0]] += held_back[1]

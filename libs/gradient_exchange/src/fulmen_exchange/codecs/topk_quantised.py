@@ -32,6 +32,7 @@ from fulmen_exchange.codecs.codec import (
     check_frame,
     check_kinds,
 )
+from fulmen_exchange.codecs.narrow import StateKind, narrowed
 from fulmen_exchange.codecs.quantised import kind_of, pack, packed_count, unpack
 from fulmen_exchange.codecs.sparse import (
     COUNT_BYTES,
@@ -63,6 +64,9 @@ class TopkQuantisedSettings(CodecSettings):
         ratio: Bytes of float32 per byte sent; 1 to 2048, default 100.
         ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
             ranks have sent, at most bfloat16 of every element; 1 to 2048, default None.
+        min_threshold: Magnitude below which an element is not sent, whatever the ratio, until a flush; default 0, for none.
+        residual: Type of what stays on the rank, and of its momentum; `bfloat16` takes half the memory, is rounded at random without
+            bias, and takes some time; default `float32`.
         bits: Bits per value; 2 to 8, default 4. The index takes 16 more.
         exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
@@ -70,6 +74,8 @@ class TopkQuantisedSettings(CodecSettings):
     sgd_only = True
     codec: Literal["topk_quantised"] = "topk_quantised"
     ratio: float = Field(default=100.0, ge=1, le=MAX_RATIO)
+    residual: StateKind = "float32"
+    min_threshold: float = Field(default=0.0, ge=0)
     ratio_down: float | None = Field(default=None, ge=1, le=MAX_RATIO)
     bits: int = Field(default=4, ge=2, le=8)
     exact: bool = False
@@ -86,12 +92,14 @@ class TopkQuantised(SegmentCodec):
         exact: Whether the threshold is exact instead of estimated.
         scale: Factor of the round's ratio.
         down: Codec of the reply; None for this one.
+        min_threshold: Magnitude below which nothing is sent, but in a flush.
     """
 
     bits: int
     exact: bool = False
     scale: float = 1.0
     down: SegmentCodec | None = None
+    min_threshold: float = 0.0
     name = NAME
     version = 1
 
@@ -102,8 +110,10 @@ class TopkQuantised(SegmentCodec):
     def encode(self, gradient: Tensor, state: State, offsets: Sequence[int], round_: Round) -> list[Payload]:
         """See `SegmentCodec`."""
         residual = state[RESIDUAL]
-        share = share_of(round_.ratio * self.scale, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES)
-        taken = select(gradient, residual, share, exact=self.exact, round_=round_)
+        share = share_of(
+            round_.own_ratio * self.scale, value_bytes=self.bits / 8, block_bytes=COUNT_BYTES + SCALE_BYTES
+        )
+        taken = select(gradient, residual, share, exact=self.exact, round_=round_, min_threshold=self.min_threshold)
         payloads = payloads_of(self.name, self.version, taken, offsets)
         if round_.flush:
             return payloads
@@ -164,11 +174,10 @@ class TopkQuantised(SegmentCodec):
         return self if self.down is None else self.down
 
 
-def _made(settings: TopkQuantisedSettings) -> TopkQuantised:
+def _made(settings: TopkQuantisedSettings) -> SegmentCodec:
     up = TopkQuantised(bits=settings.bits, exact=settings.exact)
-    if settings.ratio_down is None:
-        return replace(up, down=Union())
-    return replace(up, down=replace(up, scale=settings.ratio_down / settings.ratio))
+    down = Union() if settings.ratio_down is None else replace(up, scale=settings.ratio_down / settings.ratio)
+    return narrowed(replace(up, down=down, min_threshold=settings.min_threshold), settings.residual)
 
 
 ENTRIES = (CodecEntry(settings=TopkQuantisedSettings, make=_made),)

@@ -28,6 +28,7 @@ __all__ = [
     "nearest",
     "nonzero_select",
     "quantise",
+    "round_at_random",
     "sample_places",
     "threshold_of",
 ]
@@ -40,6 +41,13 @@ def sample_places(like: Tensor, share: float, seed: int) -> Tensor | None:
     from fulmen_exchange.kernels import sampling
 
     return sampling.places_of(like.numel(), share, seed=seed, device=like.device)
+
+
+def round_at_random(values: Tensor, out: Tensor, seed: int) -> None:
+    """Writes float32 values to bfloat16 ones, without bias. See `rounding.round_at_random`."""
+    from fulmen_exchange.kernels import rounding
+
+    rounding.round_at_random(values, out, seed)
 
 
 def threshold_of(sample: Tensor, share: float) -> float:

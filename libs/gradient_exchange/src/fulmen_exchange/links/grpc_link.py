@@ -21,16 +21,17 @@ from torch import Tensor
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
-from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.rpc.channel import FulmenChannel
 from fulmen_exchange import wire
 from fulmen_exchange.aggregator.checksum import LONG, crc32
 from fulmen_exchange.aggregator.rounds import MAX_OPEN
 from fulmen_exchange.aggregator.shard_sum import sum_payload
-from fulmen_exchange.aggregator.terms import QUORUM_SUM, SUM
+from fulmen_exchange.aggregator.terms import CHUNK_BYTES, QUORUM_SUM, SUM
 from fulmen_exchange.codecs.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_chunks import split
+from fulmen_exchange.links.grpc_server import dial
 from fulmen_exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
 from fulmen_exchange.links.link import QuorumSum, Sums
 from fulmen_exchange.links.settings import GrpcLinkSettings
@@ -41,6 +42,8 @@ SMALL = 65_536
 """Tensors up to this many elements are summed by one shard, so that all of it is the sum of the same ranks."""
 MAX_IN_FLIGHT = MAX_OPEN
 """Pieces of a tensor, or buckets, in flight at a time, so that uploads, sums and downloads overlap."""
+FRONT_BYTES = 256
+"""Room in the first chunk of a piece for what comes before its elements."""
 RETRY_S = 0.2
 CLOSE_TIMEOUT_S = 25.0
 
@@ -125,7 +128,7 @@ class GrpcLink:
         rank: GrpcParticipant,
         settings: GrpcLinkSettings,
         *,
-        connect: Callable[[str], FulmenChannel] = open_channel,
+        connect: Callable[[str], FulmenChannel] = dial,
     ) -> None:
         """Sends nothing yet.
 
@@ -154,7 +157,7 @@ class GrpcLink:
         rank: GrpcParticipant,
         settings: GrpcLinkSettings,
         *,
-        connect: Callable[[str], FulmenChannel] = open_channel,
+        connect: Callable[[str], FulmenChannel] = dial,
     ) -> GrpcLink:
         """Joins every shard. See `__init__`.
 
@@ -349,6 +352,9 @@ class GrpcLink:
         """Sends payloads to their shards concurrently; returns a future of the sums."""
 
         async def gather() -> list[Incoming]:
+            if len(outgoing) == 1:
+                [(shard, payload)] = outgoing.items()
+                return [await self._shards[shard].sum(payload)]
             tasks = [
                 asyncio.create_task(self._shards[shard].sum(payload), name=f"exchange-shard-{shard}")
                 for shard, payload in outgoing.items()
@@ -433,11 +439,31 @@ class GrpcLink:
             ) from None
 
 
-def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[tuple[Tensor, ...]]:
+def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[Sequence[Tensor]]:
     """Splits a flat tensor into waves of one piece per shard; a small tensor goes to one shard."""
-    size, longest = flat.numel(), piece_bytes // flat.element_size()
-    if not size:
+    size = flat.numel()
+    if size <= SMALL:
+        yield from ((flat,),) if size else ()
         return
-    pieces = flat.split(size if size <= SMALL else min(longest, -(-size // shards)))
-    for begin in range(0, len(pieces), shards):
-        yield pieces[begin : begin + shards]
+    begin, width = 0, flat.element_size()
+    for wave in _sizes(size, *(shards * (_fitting(max(SMALL, piece_bytes // part)) // width) for part in (4, 2, 1))):
+        yield flat[begin : begin + wave].split(-(-wave // shards))
+        begin += wave
+
+
+def _sizes(size: int, quarter: int, half: int, whole: int) -> list[int]:
+    """Returns the sizes of waves. The first and last are short: nothing comes down while the first go up, or the reverse."""
+    body = size - 2 * (quarter + half)
+    if body < 0:
+        return _runs(size, quarter)
+    return [quarter, half, *_runs(body, whole), half, quarter]
+
+
+def _runs(size: int, longest: int) -> list[int]:
+    return [min(longest, size - begin) for begin in range(0, size, longest)]
+
+
+def _fitting(piece_bytes: int) -> int:
+    """Returns so many bytes of a piece that with its header it fills whole chunks: each chunk takes processors' time."""
+    chunks = round(piece_bytes / CHUNK_BYTES)
+    return chunks * CHUNK_BYTES - FRONT_BYTES if chunks else piece_bytes

@@ -8,7 +8,8 @@ from functools import partial
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
-from fulmen.rpc.channel import DuplexStream, FulmenChannel
+from fulmen.rpc.channel import DuplexStream, FulmenChannel, Token, open_channel
+from fulmen.rpc.tls import TlsFiles
 from fulmen_exchange.links import grpc_chunks
 from fulmen_exchange.links.grpc_chunks import ReadChunk
 
@@ -40,3 +41,8 @@ class ShardServer:
             response_deserializer=partial(grpc_chunks.read, pb.ExchangeResponse),
         )
         return cls(address, GradientExchangeServiceStub(channel), open_stream)
+
+
+def dial(target: str, *, token: Token = None, tls: TlsFiles | None = None) -> FulmenChannel:
+    """Opens a channel to a server of shards; see `open_channel`. Links repeat calls themselves."""
+    return open_channel(target, token=token, tls=tls, retries=False)

@@ -7,10 +7,11 @@ from typing import assert_never
 
 from torch import nn
 
-from fulmen.rpc.channel import FulmenChannel, Token, open_channel
+from fulmen.rpc.channel import FulmenChannel, Token
 from fulmen.watched_file import WatchedFile
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.links.grpc_link import GrpcLink, GrpcParticipant
+from fulmen_exchange.links.grpc_server import dial
 from fulmen_exchange.links.link import Link
 from fulmen_exchange.links.settings import GrpcLinkSettings, ServerAccess, TorchLinkSettings
 from fulmen_exchange.links.torch_link import TorchLink
@@ -61,4 +62,4 @@ def connected(access: ServerAccess, target: str) -> FulmenChannel:
     """Opens the channel to a server of shards, with TLS if there are certificates for it."""
     file = WatchedFile(access.token_file) if access.token_file else None
     token: Token = (access.token or None) if file is None else lambda: file.content().decode()
-    return open_channel(target, token=token, tls=access.tls.get(target))
+    return dial(target, token=token, tls=access.tls.get(target))

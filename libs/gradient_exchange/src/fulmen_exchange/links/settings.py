@@ -11,11 +11,18 @@ from pydantic import Field, model_validator
 from fulmen.rpc.tls import TlsFiles
 from fulmen_exchange.strict import Strict
 
+RatioFactor = Annotated[float, Field(gt=0, le=64)]
+
 
 class TorchLinkSettings(Strict):
-    """Ranks of one cluster, over `torch.distributed`: NCCL on GPUs, Gloo on CPUs."""
+    """Ranks of one cluster, over `torch.distributed`: NCCL on GPUs, Gloo on CPUs.
+
+    Attributes:
+        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
+    """
 
     kind: Literal["torch"] = "torch"
+    ratio_factor: RatioFactor = 1.0
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -32,6 +39,7 @@ class GrpcLinkSettings(Strict):
     """Ranks of several sites, over shards of the sum on servers.
 
     Attributes:
+        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
         targets: Addresses, `host:port`, one per shard; an address may repeat.
         spares: Addresses of servers that take the place of one that is lost. They and those of `targets` store their sums in one folder.
         quorum: Share of ranks whose payloads make a sum once the straggler deadline has passed; 1 waits for all. Uncompressed
@@ -41,11 +49,12 @@ class GrpcLinkSettings(Strict):
         straggler_timeout_s: A rank that delays a sum for this long is removed.
         lease_s: A rank that is silent for this long is removed.
         deadline_s: Timeout of a sum, including restarts of shards, before the run fails.
-        piece_bytes: Largest piece of an uncompressed tensor. Small pieces overlap transfer in both directions, large ones need
-            less CPU time.
+        piece_bytes: Largest piece of an uncompressed tensor; the first and the last have a quarter of it. Small pieces overlap
+            transfer in both directions, large ones need less CPU time.
     """
 
     kind: Literal["grpc"] = "grpc"
+    ratio_factor: RatioFactor = 1.0
     targets: tuple[str, ...] = Field(min_length=1, max_length=4096, strict=False)
     spares: tuple[str, ...] = Field(default=(), max_length=16, strict=False)
     quorum: float = Field(default=1.0, gt=0, le=1)
@@ -54,7 +63,7 @@ class GrpcLinkSettings(Strict):
     straggler_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
     lease_s: float = Field(default=15.0, ge=0.1, le=3600)
     deadline_s: float = Field(default=900.0, gt=0)
-    piece_bytes: int = Field(default=2**20, ge=2**16, le=2**28)
+    piece_bytes: int = Field(default=2**22, ge=2**16, le=2**28)
 
     @model_validator(mode="after")
     def _nested(self) -> Self:

@@ -102,7 +102,7 @@ class TorchLink:
         replies = []
         for bucket, messages in zip(payloads, zip(*of_ranks, strict=True), strict=True):
             mine = [wire.decode(data, device=self._ranks.device) for data in messages]
-            as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket)
+            as_shard = replace(round_, rank=MAX_RANKS + self.rank, bucket=bucket, ratio_factor=1.0)
             replies.append(wire.encode(self._shard.reduce(bucket, mine, as_shard)))
         received = self.received_bytes
         of_shards = self._all_to_all([replies] * self.size)

@@ -79,7 +79,10 @@ class Stages(Fixed):
         """See `Chooser`."""
         last = len(self._stages) - 1
         at = next((i for i, stage in enumerate(self._stages) if stats.progress < stage.until_progress), last)
-        choice = replace(self._choice, ratio=self._stages[at].ratio)
+        ratios, end = self._stages[at].ratios, self._stages[at].until_progress
+        begin = self._stages[at - 1].until_progress if at else 0.0
+        part = min(len(ratios) - 1, max(0, int((stats.progress - begin) / (end - begin) * len(ratios))))
+        choice = replace(self._choice, ratio=ratios[part])
         return Proposal(choice=choice, reason=f"stage {at + 1} of {last + 1}")
 
 

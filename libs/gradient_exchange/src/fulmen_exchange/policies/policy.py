@@ -27,6 +27,8 @@ from fulmen_exchange.settings import CodecSettings, OuterLoopSettings
 
 FIRST_RATIO = 4.0
 WARMUP_STAGES = 4
+MAX_RATIO = 4096.0
+"""Largest ratio of any codec."""
 UNBIASED = (PLAIN, CodecChoice(codec="bf16"), CodecChoice(codec="qsgd", bits=8), CodecChoice(codec="qsgd", bits=4))
 """Candidates for any optimiser, from lossless to most lossy."""
 SAFE_SPARSE = {"adamw": frozenset[str](), "sgd": frozenset({"dgc"})}
@@ -99,6 +101,7 @@ class Policy:
         known = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
         now = state.choice if state.enabled else None
         proposal = self._warm(self._chooser.choose(known, now=now), stats.number)
+        proposal = self._quiet(proposal, stats)
         proposal = self._rollback.guard(stats, proposal, now=now)
         off = self._anomaly.off(stats)
         # Uncompressed gradients cannot be suspended.
@@ -114,6 +117,14 @@ class Policy:
             if warm == ratio
             else replace(proposal, choice=replace(proposal.choice, ratio=warm), reason="warm-up")
         )
+
+    def _quiet(self, proposal: Proposal, stats: RoundStats) -> Proposal:
+        ratio, settings = proposal.choice.ratio, self._settings.quiet
+        is_warm = stats.number * self._steps > self._settings.warmup_rounds
+        if ratio is None or not is_warm or not max(stats.gradient_norms) < settings.below:
+            return proposal
+        harder = min(MAX_RATIO, ratio * settings.factor)
+        return replace(proposal, choice=replace(proposal.choice, ratio=harder), reason="gradients are small")
 
     def _step(self, stats: RoundStats, proposal: Proposal, off: str | None) -> Decision:
         """Returns the decision that follows the last one, inserting a flush where a residual would be left behind."""

@@ -34,6 +34,18 @@ class AnomalySettings(Strict):
     vanishes_below: float = Field(default=1e-3, gt=0, lt=1)
 
 
+class QuietSettings(Strict):
+    """Compresses harder while gradients are small.
+
+    Attributes:
+        below: Largest norm of the ranks' gradients below which they are; 0 for never.
+        factor: Factor of the ratio in such a round, after the warm-up; the ratio never exceeds 4096.
+    """
+
+    below: float = Field(default=0.0, ge=0)
+    factor: float = Field(default=2.0, ge=1, le=64)
+
+
 class NoRollback(Strict):
     """Keeps the policy's choice whatever happens to the reward."""
 
@@ -65,11 +77,13 @@ class CommonPolicySettings(Strict):
             (arXiv:1712.01887, section 3.3); 0 for no warm-up. Codecs without a ratio have none. A round of an outer loop
             counts once per local step.
         anomaly: Response to exploding or vanishing gradients.
+        quiet: Response to small ones.
         rollback: Response to a falling reward.
     """
 
     warmup_rounds: int = Field(default=100, ge=0, le=10_000_000)
     anomaly: AnomalySettings = AnomalySettings()
+    quiet: QuietSettings = QuietSettings()
     rollback: Annotated[NoRollback | RollbackOnDrop, Field(discriminator="kind")] = NoRollback()
 
 
@@ -84,11 +98,16 @@ class Stage(Strict):
 
     Attributes:
         until_progress: Where it ends, as a share of the training.
-        ratio: Bytes of float32 per byte sent.
+        ratio: Bytes of float32 per byte sent; several for equal parts of the stage, one after another.
     """
 
     until_progress: float = Field(gt=0, le=1)
-    ratio: Ratio
+    ratio: Ratio | Annotated[tuple[Ratio, ...], Field(min_length=1, max_length=64, strict=False)]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """All ratios, in order."""
+        return self.ratio if isinstance(self.ratio, tuple) else (self.ratio,)
 
 
 class StagesPolicy(CommonPolicySettings):

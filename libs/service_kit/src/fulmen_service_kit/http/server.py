@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import httptools
 import uvicorn
@@ -17,7 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
-from fulmen_service_kit.http.wire import BODY_CAME, DEPARTURES, Departures, Message, Receive, Scope, Send
+from fulmen_service_kit.http.answers import HttpApp, OneWrite, Unframed
+from fulmen_service_kit.http.wire import BODY_CAME, DEPARTURES, Departures
 from fulmen_service_kit.security.tls import http_context
 
 _BACKLOG = 4096
@@ -58,16 +59,6 @@ _HEAD_TOO_LARGE: Final = _refusal(
 )
 _HEAD_TOO_LATE: Final = _refusal(b"408 Request Timeout", "request_timeout", "request was not received in time")
 _MALFORMED: Final = _refusal(b"400 Bad Request", "request_malformed", "request is not valid HTTP")
-
-
-class HttpApp(Protocol):
-    """An ASGI application that can stop accepting calls."""
-
-    draining: bool
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request (ASGI)."""
-        ...
 
 
 class HttpServer:
@@ -219,7 +210,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._probe(min(2 * waited_s, _LAST_PROBE_S))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # Any: as uvicorn's own
-        answering: Any = _Unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else app
+        answering: Any = Unframed(cycle, app) if cycle.scope["http_version"] == "1.0" else OneWrite(cycle, app)
         super()._start_asgi_task(cycle, answering)
 
     def data_received(self, data: bytes) -> None:
@@ -348,33 +339,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_S, self.transport.close)
-
-
-class _Unframed:
-    """ASGI: answers an HTTP/1.0 client, which knows no chunks: a body of unknown length ends with its connection.
-
-    Source: RFC 9112, sections 6.1 and 6.3.
-    """
-
-    def __init__(self, cycle: RequestResponseCycle, app: HttpApp) -> None:
-        self._cycle = cycle
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle, unframed = self._cycle, False
-
-        async def sent(message: Message) -> None:
-            nonlocal unframed
-            if message["type"] == "http.response.start":
-                unframed = all(name.lower() != b"content-length" for name, _ in message["headers"])
-                if unframed:
-                    # uvicorn then writes the body as it comes, and counts its bytes.
-                    cycle.chunked_encoding, cycle.expected_content_length = False, sys.maxsize
-            elif unframed and not message.get("more_body", False):
-                cycle.expected_content_length = len(message.get("body", b""))
-            await send(message)
-
-        await self._app(scope, receive, sent)
 
 
 class _EmbeddedServer(uvicorn.Server):

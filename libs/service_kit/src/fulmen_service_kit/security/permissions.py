@@ -110,6 +110,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "PauseQueue": _to(*_WRITERS, audited=("project", "reason")),
         "ResumeQueue": _to(*_WRITERS, audited=("project",)),
     },
+    "fulmen.store.v1.QueueService": {"ListQueues": _to(*_VIEWERS), "WatchQueueStats": _to(*_VIEWERS)},
     "fulmen.store.v1.LeaseService": {
         "StreamLeases": _to(_SERVICE, _RUNNER),
         "AcquireLeases": _to(_SERVICE, _RUNNER),
@@ -139,6 +140,9 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetRunner": _to(*_VIEWERS),
         "WatchRunners": _to(*_VIEWERS),
         "GetFleetDemand": _to(*_READERS),
+        # Of runners that serve no other project than the token's.
+        "SetRunnerSlots": _to(_SERVICE, audited=("name", "slot_count", "automatic")),
+        "DrainRunner": _to(_SERVICE, audited=("name",)),
     },
     SCALER: {
         "IsActive": _to(*_READERS),

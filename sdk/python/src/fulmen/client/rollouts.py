@@ -238,6 +238,11 @@ class RolloutCount(View[rollout_selection_pb2.CountRolloutsResponse]):
         found.pop("", None)
         return found
 
+    @property
+    def facets(self) -> dict[str, dict[str, int]]:
+        """Number of rollouts by value, by field: of the newest 10,000, of maps of the newest 500; `proto` says if there are more."""
+        return {facet.field: {each.value: each.count for each in facet.values} for facet in self.proto.facets}
+
     def _summed(self, field: str) -> dict[str, int]:
         found: dict[str, int] = {}
         for part in self.proto.parts:

@@ -64,9 +64,10 @@ _OPTIONS = (
 class _Line:
     """The connection to a target, replaced for new calls when the TLS files change."""
 
-    def __init__(self, target: str, tls: TlsFiles | None) -> None:
+    def __init__(self, target: str, tls: TlsFiles | None, *, retries: bool) -> None:
         self._target = target
-        self._options = _OPTIONS if tls is None else (*_OPTIONS, *tls.options())
+        options = _OPTIONS if retries else (*_OPTIONS, ("grpc.enable_retries", 0))
+        self._options = options if tls is None else (*options, *tls.options())
         self._watch = None if tls is None else TlsWatch(tls)
         self._material = None if self._watch is None else self._watch.material()
         self._channel = self._dial()
@@ -316,6 +317,7 @@ def open_channel(
     token: Token = None,
     tls: TlsFiles | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    retries: bool = True,
 ) -> FulmenChannel:
     """Opens a channel to a service; it connects at the first call and reconnects automatically.
 
@@ -324,8 +326,10 @@ def open_channel(
         token: Token sent as `authorization: Bearer` with every call; a function for a token that changes.
         tls: Files for TLS; None for no TLS. When they change, new calls use a new connection.
         timeout_s: Default deadline of unary calls, in seconds.
+        retries: Whether grpc retries calls; false for who sends long streams: a connection that breaks under one may end the
+            process ("ILLEGAL STATE: FORWARDED_BATCH", grpc/grpc issue 40283), since grpc keeps what it sends for a retry.
 
     Raises:
         OSError: if a file of `tls` cannot be read.
     """
-    return FulmenChannel(_Line(target, tls), token=token, timeout_s=timeout_s)
+    return FulmenChannel(_Line(target, tls, retries=retries), token=token, timeout_s=timeout_s)

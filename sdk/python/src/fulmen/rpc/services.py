@@ -21,6 +21,7 @@ from fulmen.rpc.channel import Token, open_channel
 from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1.call_service_pb2_grpc import CallServiceStub
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
+from fulmen.store.v1.queue_service_pb2_grpc import QueueServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.run_history_service_pb2_grpc import RunHistoryServiceStub
@@ -48,6 +49,7 @@ class Services:
     """Stubs of all services for people and tools."""
 
     rollouts: RolloutServiceStub
+    queues: QueueServiceStub
     spans: SpanServiceStub
     resources: ResourceServiceStub
     runners: RunnerRegistryServiceStub
@@ -71,6 +73,7 @@ class Services:
         """Returns the stubs over three channels, which have the interface of `FulmenChannel`."""
         return cls(
             rollouts=RolloutServiceStub(store),
+            queues=QueueServiceStub(store),
             spans=SpanServiceStub(store),
             resources=ResourceServiceStub(store),
             runners=RunnerRegistryServiceStub(store),

@@ -1,4 +1,4 @@
-"""Follows training runs, finished groups and changes of rollouts, over restarts of the services and broken connections."""
+"""Follows training runs, finished groups, changes of rollouts and queues, over restarts of the services and broken connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.errors import DeadlineExceeded, MessageTooLarge, Unavailable
 from fulmen.rpc.services import Services
-from fulmen.store.v1 import rollout_changes_pb2, rollout_service_pb2
+from fulmen.store.v1 import queue_service_pb2, rollout_changes_pb2, rollout_service_pb2
 
-__all__ = ["FINAL_STATES", "follow_changes", "follow_groups", "follow_run", "read_steps"]
+__all__ = ["FINAL_STATES", "follow_changes", "follow_groups", "follow_queue", "follow_run", "read_steps"]
 
 FINAL_STATES: Final = frozenset(
     {
@@ -180,6 +180,23 @@ async def follow_changes(
             resumed.cursor = answer.cursor
 
 
+async def follow_queue(
+    client: Services, request: queue_service_pb2.WatchQueueStatsRequest
+) -> AsyncIterator[queue_service_pb2.WatchQueueStatsResponse]:
+    """Yields the statistics of a queue as they change, and at least every 15 s, without end.
+
+    A silent or broken stream is opened again.
+
+    Raises:
+        Unavailable: if the store cannot be reached for 3 minutes.
+        FulmenError: if the store refuses.
+    """
+    async with aclosing(_answers(client.queues.WatchQueueStats, request)) as answers:
+        async for answer in answers:
+            if answer is not None:
+                yield answer
+
+
 async def _answers(open_stream: Callable[[Any], Any], request: Any) -> AsyncGenerator[Any, None]:
     """Yields the answers of a stream without end, and None each time that it was opened, with the request as it is then.
 
@@ -203,9 +220,9 @@ async def _answers(open_stream: Callable[[Any], Any], request: Any) -> AsyncGene
             reached = time.monotonic()  # The reader was slow; the store was there.
         except (Unavailable, TimeoutError):
             if time.monotonic() - reached > PATIENCE_S:
-                raise Unavailable(
-                    f"The store was unreachable for {PATIENCE_S:.0f} s; resume with cursor {request.cursor}."
-                ) from None
+                cursor = getattr(request, "cursor", "")
+                resume = f"; resume with cursor {cursor}" if cursor else ""
+                raise Unavailable(f"The store was unreachable for {PATIENCE_S:.0f} s{resume}.") from None
             await asyncio.sleep(REOPEN_WAIT_S)
         finally:
             stream.cancel()

@@ -39,7 +39,8 @@ class LearningRate:
             total: Those of the whole run; None for the settings' own number.
         """
         settings = self.settings
-        warm_up = taken / settings.warmup_steps if taken < settings.warmup_steps else 1.0
+        # From the first step on: at a rate of 0 a whole step of sampling would train nothing.
+        warm_up = (taken + 1) / settings.warmup_steps if taken < settings.warmup_steps else 1.0
         return settings.learning_rate * (warm_up * self._decay(planned, total or settings.total_steps or 0))
 
     def _decay(self, planned: int, total: int) -> float:

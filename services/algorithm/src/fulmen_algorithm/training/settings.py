@@ -64,7 +64,7 @@ class OptimizerSettings:
         weight_decay: Decoupled weight decay; only for AdamW.
         rule: Update rule.
         schedule: Shape after the warm-up.
-        warmup_steps: Optimiser steps of linear warm-up from 0, without skipped ones.
+        warmup_steps: Optimiser steps of linear warm-up, without skipped ones: step k of w, from 1, has k / w of the rate.
         total_steps: Optimiser steps, including skipped ones, at which a linear or cosine schedule reaches 0, unless
             `StepSettings.total_steps` is set; unused by a constant schedule.
     """

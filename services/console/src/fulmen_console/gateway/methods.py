@@ -18,6 +18,7 @@ from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2, rou
 from fulmen.store.v1 import (
     call_service_pb2,
     project_service_pb2,
+    queue_service_pb2,
     resource_service_pb2,
     rollout_service_pb2,
     run_history_service_pb2,
@@ -43,6 +44,7 @@ class Target(StrEnum):
 FORWARDED: Final[Mapping[Target, tuple[ServiceDescriptor, ...]]] = {
     Target.STORE: (
         rollout_service_pb2.DESCRIPTOR.services_by_name["RolloutService"],
+        queue_service_pb2.DESCRIPTOR.services_by_name["QueueService"],
         span_service_pb2.DESCRIPTOR.services_by_name["SpanService"],
         resource_service_pb2.DESCRIPTOR.services_by_name["ResourceService"],
         runner_registry_service_pb2.DESCRIPTOR.services_by_name["RunnerRegistryService"],

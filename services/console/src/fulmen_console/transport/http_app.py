@@ -107,7 +107,7 @@ class ConsoleApp:
             await self._sessions(here, receive, send)
         elif path == SERVICES_PATH and scope["method"] == "GET":
             await self._services(here, receive, send)
-        elif path in self._gateway.paths and scope["method"] not in ("GET", "HEAD"):
+        elif path in self._gateway.paths:
             await self._gateway(here, _in_time(receive), send)
         elif path and self._page.has(here):
             await self._page(here, send)

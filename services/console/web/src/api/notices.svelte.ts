@@ -30,11 +30,11 @@ class Notices {
 
 export const notices = new Notices();
 
-/** Does something that changes the system; says that it is done, or why it is not. True if it is. */
-export async function act(done: string, action: () => Promise<unknown>): Promise<boolean> {
+/** Does something that changes the system; says that it is done, or why it is not. True if it is. `done` may count what was. */
+export async function act(done: string | (() => string), action: () => Promise<unknown>): Promise<boolean> {
   try {
     await action();
-    notices.say(done);
+    notices.say(typeof done === "string" ? done : done());
     return true;
   } catch (error) {
     const { message, details } = problemOf(error);

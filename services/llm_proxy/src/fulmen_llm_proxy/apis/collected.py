@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -31,23 +31,21 @@ class PolicyChange:
     pieces: Mapping[int, int]
 
 
-@dataclass(slots=True, kw_only=True)
-class CollectedChoice:
+class CollectedChoice(msgspec.Struct, kw_only=True):
     """The slices of a choice, in order of arrival.
 
     Attributes:
         prompt_ids: prompt token ids of this choice, in an API with one prompt per choice.
     """
 
-    token_ids: list[msgspec.Raw] = field(default_factory=list)
-    logprobs: list[msgspec.Raw] = field(default_factory=list)
+    token_ids: list[msgspec.Raw] = []
+    logprobs: list[msgspec.Raw] = []
     finish_reason: str | None = None
     weight_versions: msgspec.Raw | None = None
     prompt_ids: msgspec.Raw | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class Collected:
+class Collected(msgspec.Struct, kw_only=True):
     """The undecoded parts of an answer.
 
     Attributes:
@@ -66,12 +64,12 @@ class Collected:
 
     named: tuple[msgspec.Raw | None, msgspec.Raw | None] | None = None
     prompt_ids: msgspec.Raw | None = None
-    usage: list[msgspec.Raw] = field(default_factory=list)
+    usage: list[msgspec.Raw] = []
     weight_versions: msgspec.Raw | None = None
     end_version: msgspec.Raw | None = None
-    policy_changes: list[PolicyChange] = field(default_factory=list)
-    choices: dict[int, CollectedChoice] = field(default_factory=dict)
-    payloads: list[bytes] = field(default_factory=list)
+    policy_changes: list[PolicyChange] = []
+    choices: dict[int, CollectedChoice] = {}
+    payloads: list[bytes] = []
     complete: bool = False
     malformed: bool = False
     error: bool = False

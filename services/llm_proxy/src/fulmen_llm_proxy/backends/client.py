@@ -30,6 +30,7 @@ from fulmen_llm_proxy.backends.headers import Header, of_dialect, to_caller
 from fulmen_llm_proxy.backends.litellm.gateway import GatewayDown
 from fulmen_llm_proxy.backends.litellm.gateways import URL as GATEWAY_URL
 from fulmen_llm_proxy.backends.litellm.gateways import LitellmGateways
+from fulmen_llm_proxy.backends.prompt_post import PromptPost
 from fulmen_llm_proxy.routing.backend_state import BackendState
 from fulmen_llm_proxy.routing.table import Backend, Choice
 
@@ -154,7 +155,7 @@ class BackendClient:
             silence_s: read timeout between two pieces of a stream, seconds.
             max_answer_bytes: largest complete answer, bytes.
         """
-        self._session = session
+        self._posts = PromptPost(session)
         self._keys = keys
         self._gateways = gateways
         self._silence_s = silence_s
@@ -224,12 +225,8 @@ class BackendClient:
         return answer
 
     async def _send(self, dispatch: Dispatch) -> aiohttp.ClientResponse:
-        return await self._session.post(
-            address(dispatch.backend, dispatch.plan.api.path, model=dispatch.choice.target.model),
-            data=dispatch.plan.body,
-            headers=self._headers(dispatch),
-            allow_redirects=False,
-        )
+        url = address(dispatch.backend, dispatch.plan.api.path, model=dispatch.choice.target.model)
+        return await self._posts.post(url, dispatch.plan.body, self._headers(dispatch))
 
     async def _send_through_litellm(self, dispatch: Dispatch) -> aiohttp.ClientResponse:
         key = self._keys.key(dispatch.backend)

@@ -30,7 +30,7 @@ _REPEATED = 4096
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class Sampling(msgspec.Struct):
+class Sampling(msgspec.Struct, frozen=True):
     """The sampling fields of a request, under the names of any API."""
 
     temperature: float | None = None
@@ -72,6 +72,7 @@ class _Answer(msgspec.Struct):
 _ENCODER = msgspec.json.Encoder()
 _SAMPLING = msgspec.json.Decoder(Sampling)
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
+_UNSET = Sampling()
 _TALK = msgspec.json.Decoder(_Talk)
 _ANSWER = msgspec.json.Decoder(_Answer)
 _TEXT_OR_NULL = msgspec.json.Decoder(str | None)
@@ -80,6 +81,8 @@ _TEXT_OR_NULL = msgspec.json.Decoder(str | None)
 def sampling_of(fields: Fields) -> Sampling:
     """Reads the sampling fields of a request; a field of a wrong type counts as absent."""
     chosen = {key: value for key, value in fields.items() if key in _SAMPLING_FIELDS}
+    if not chosen:
+        return _UNSET
     try:
         return _SAMPLING.decode(_ENCODER.encode(chosen))
     except UNREADABLE:

@@ -25,12 +25,8 @@ class Drain:
         self._release_session = release_session
         self._grace_s = grace_s
         self._finish_by = float("inf")
+        self._started: asyncio.Task[None] | None = None
         self.requested = asyncio.Event()
-
-    @property
-    def default_grace_s(self) -> float:
-        """The configured grace period, in seconds."""
-        return self._grace_s
 
     def begin(self) -> None:
         """Stops accepting assignments; running attempts continue."""
@@ -48,9 +44,14 @@ class Drain:
         await self._wait_acknowledged(deadline - reserve_s / 3)
         await self._release_session()
 
-    async def wait_then_request(self, grace_s: float) -> None:
-        """Waits for running attempts for up to `grace_s` seconds, then requests a stop; for the Drain rpc."""
+    def start(self, grace_s: float | None = None) -> None:
+        """Begins a drain that requests a stop once no attempt runs or the grace is over, `grace_s` seconds; None for the setting's."""
         self.begin()
+        if self._started is None:
+            wait_s = self._grace_s if grace_s is None else grace_s
+            self._started = asyncio.create_task(self._wait_then_request(wait_s), name="drain")
+
+    async def _wait_then_request(self, grace_s: float) -> None:
         await self._pool.wait_idle(grace_s)
         self.requested.set()
 

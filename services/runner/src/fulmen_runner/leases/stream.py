@@ -21,6 +21,7 @@ from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.pool import AttemptPool, StopReason
 from fulmen_runner.attempts.progress import ProgressBoard
 from fulmen_runner.leases.codec import read_assignment, read_status, write_load, write_progress, write_result
+from fulmen_runner.leases.orders import Orders
 from fulmen_runner.slots.keeper import SlotKeeper
 
 OPEN_TIMEOUT_S = 15.0
@@ -69,6 +70,7 @@ class LeaseStream:
         identity: RunnerIdentity,
         keeper: SlotKeeper,
         progress: ProgressBoard,
+        orders: Callable[[], Orders],
     ) -> None:
         """Initializes the role.
 
@@ -78,6 +80,7 @@ class LeaseStream:
             identity: How the runner identifies itself.
             keeper: Has the load to report.
             progress: Has the attempts' progress to report.
+            orders: Returns what carries out orders; not called before a stream is open.
         """
         self._stub = lease_service_pb2_grpc.LeaseServiceStub(channel)
         self._pool = pool
@@ -85,6 +88,7 @@ class LeaseStream:
         self._identity = identity
         self._keeper = keeper
         self._progress = progress
+        self._orders = orders
         progress.changed = pool.changed.set
         self._ttl_s = 0.0
         self._was_opened = False
@@ -197,6 +201,8 @@ class LeaseStream:
                 case "lease_lost":
                     _log.warning("leases_lost", count=len(message.lease_lost.attempts))
                     self._pool.stop(message.lease_lost.attempts, StopReason.LEASE_LOST)
+                case "order":
+                    self._orders().carry_out(message.order)
                 case "drain":
                     raise StreamClosed("store is draining")
                 case _:
@@ -229,8 +235,9 @@ class LeaseStream:
             self._session.resend(sent_before_s=time.monotonic() - ACK_TIMEOUT_S)
             await self._send_pending(stream)
             # Other messages renew the session as well, but only this one carries the load and the attempts' progress. Changed
-            # slots and new progress are sent at once.
-            is_news = self._sent_slots != self._session.slots or self._progress.has_news
+            # slots, new progress and orders that were carried out are sent at once.
+            changed = self._sent_slots != self._session.slots
+            is_news = changed or self._progress.has_news or self._orders().has_news
             if is_news or time.monotonic() >= last_s + renew_every_s:
                 await self._renew(stream)
                 last_s = time.monotonic()
@@ -239,7 +246,9 @@ class LeaseStream:
         load = self._keeper.load()
         self._sent_slots = self._session.slots
         renewal = messages.RenewSession(
-            load=None if load is None else write_load(load), progress=write_progress(self._progress.take())
+            load=None if load is None else write_load(load),
+            progress=write_progress(self._progress.take()),
+            done_order=self._orders().take_done(),
         )
         await stream.write(messages.StreamLeasesRequest(renew=renewal))
 

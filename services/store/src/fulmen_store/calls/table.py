@@ -27,7 +27,7 @@ from fulmen_store.database.database import Database, Transaction
 from fulmen_store.database.queries import CALL_FRAGMENTS, arguments
 from fulmen_store.metrics import StoreMetrics
 from fulmen_store.rollouts.filter import Expression
-from fulmen_store.rollouts.lists import compiled
+from fulmen_store.rollouts.filter_sql import compiled
 
 __all__ = ["FIRST_PLACE", "CallTable", "ConversationPlace"]
 

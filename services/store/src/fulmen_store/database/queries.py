@@ -5,6 +5,8 @@ Expressions for filters live in `rollouts/fragments/*.sql` and `calls/fragments/
 A table's columns are listed once, with their types, under a line `-- columns: NAME`. Statements refer to one or more
 lists, joined by `+`: `{NAME}` stands for the names, `{x.NAME}` for the names qualified by x, and `{NAME[n]}` for array
 parameters from `$n` on, as `unnest` takes them. `arguments` makes the arrays from records with attributes of these names.
+In `{NAME[n text]}` arrays of integers are texts, as `arguments` makes them with `as_text`: the driver encodes these in a third of
+the time.
 
 `true /* days */` stands where a statement reads `span_chunk q`: `of_days` puts the days of its rollouts there.
 """
@@ -29,7 +31,8 @@ _DAYS_MARK: Final = "true /* days */"
 _ORDER: Final = re.compile(r"order by [^\n]* /\* order \*/")
 _LIST: Final = re.compile(r"select [^\n]* /\* list \*/")
 _COLUMNS: Final = re.compile(r"^-- columns: (\w+)\n((?:--   .*\n)+)", re.M)
-_REFERENCE: Final = re.compile(r"\{(?:(\w+)\.)?([a-z_]+(?:\+[a-z_]+)*)(?:\[(\d+)\])?\}")
+_INTEGERS: Final = frozenset({"smallint", "int", "bigint"})
+_REFERENCE: Final = re.compile(r"\{(?:(\w+)\.)?([a-z_]+(?:\+[a-z_]+)*)(?:\[(\d+)( text)?\])?\}")
 
 
 @cache
@@ -59,13 +62,16 @@ def _expanded(text: str, lists: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     """Replaces the references to lists of columns."""
 
     def expand(match: re.Match[str]) -> str:
-        qualifier, names, first = match.groups()
+        qualifier, names, first, text = match.groups()
         parts = names.split("+")
         if any(name not in lists for name in parts):
             return match[0]
         columns = [column for name in parts for column in lists[name]]
         if first is not None:
-            return ", ".join(f"${number}::{kind}[]" for number, (_, kind) in enumerate(columns, int(first)))
+            return ", ".join(
+                f"${number}{'::text' if text and kind in _INTEGERS else ''}::{kind}[]"
+                for number, (_, kind) in enumerate(columns, int(first))
+            )
         prefix = f"{qualifier}." if qualifier else ""
         return ", ".join(prefix + name for name, _ in columns)
 
@@ -73,14 +79,36 @@ def _expanded(text: str, lists: Mapping[str, Sequence[tuple[str, str]]]) -> str:
 
 
 @cache
-def _getters(file: str, names: str) -> Sequence[Callable[[object], object]]:
+def _getters(file: str, names: str) -> Sequence[tuple[Callable[[object], object], bool]]:
+    """Returns what reads each listed column from a record, and whether it is an integer."""
     lists = _columns(resources.files("fulmen_store").joinpath(file).read_text(encoding="utf-8"))
-    return [attrgetter(column) for name in names.split("+") for column, _ in lists[name]]
+    listed = [column for name in names.split("+") for column in lists[name]]
+    return [(attrgetter(column), kind in _INTEGERS) for column, kind in listed]
 
 
-def arguments(file: str, names: str, records: Sequence[object]) -> list[list[object]]:
-    """Returns one array per listed column, with the attribute of that name of each record."""
-    return [list(map(getter, records)) for getter in _getters(file, names)]
+def arguments(file: str, names: str, records: Sequence[object], *, as_text: bool = False) -> list[Sequence[object]]:
+    """Returns one array per listed column, with the attribute of that name of each record.
+
+    A column of nulls only is an empty array, which `unnest` pads with nulls.
+
+    Args:
+        file: File of the lists.
+        names: Lists, joined by `+`.
+        records: What the rows are made from.
+        as_text: Whether arrays of integers are texts, for `{NAME[n text]}`.
+    """
+    arrays: list[Sequence[object]] = []
+    for getter, is_integer in _getters(file, names):
+        values = list(map(getter, records))
+        if values.count(None) == len(values):
+            values = []
+        arrays.append(_written(values) if as_text and is_integer else values)
+    return arrays
+
+
+def _written(values: list[object]) -> str:
+    """Writes an array of integers as PostgreSQL reads it."""
+    return f"{{{str(values)[1:-1].replace('None', 'null')}}}"
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:

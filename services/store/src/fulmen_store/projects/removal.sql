@@ -31,6 +31,10 @@ where g.ctid = any (array(select q.ctid from rollout_group q where q.project_id 
 delete from usage_attempt u
 where u.ctid = any (array(select q.ctid from usage_attempt q where q.project_id = $1 limit $2)) returning 1;
 
+-- name: remove_usage_of_rollouts
+delete from rollout_usage u
+where u.ctid = any (array(select q.ctid from rollout_usage q where q.project_id = $1 limit $2)) returning 1;
+
 -- name: remove_usage_of_minutes
 delete from usage_minute u
 where u.ctid = any (array(select q.ctid from usage_minute q where q.project_id = $1 limit $2)) returning 1;

@@ -14,6 +14,7 @@ __all__ = [
 ]
 
 MAX_CANCELS: Final = 1000
+MAX_ORDERED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Notification:
         finished: Projects in which rollouts became final.
         resources: Projects whose resources changed.
         projects_changed: Whether a project was added or changed.
+        ordered: Runner sessions with new orders.
         cancels: Attempts to cancel; more than 1,000 are left to the runners' renewals.
     """
 
@@ -40,11 +42,13 @@ class Notification:
     finished: set[int] = field(default_factory=set)
     resources: set[int] = field(default_factory=set)
     projects_changed: bool = False
+    ordered: set[UUID] = field(default_factory=set)
     cancels: list[CancelHint] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """Returns whether the notification has any content."""
-        return bool(self.ready or self.finished or self.resources or self.projects_changed or self.cancels)
+        projects = self.ready or self.finished or self.resources or self.projects_changed
+        return bool(projects or self.ordered or self.cancels)
 
     def add(self, later: Notification) -> None:
         """Merges a later notification."""
@@ -52,4 +56,5 @@ class Notification:
         self.finished |= later.finished
         self.resources |= later.resources
         self.projects_changed |= later.projects_changed
+        self.ordered |= later.ordered
         self.cancels += later.cancels[: MAX_CANCELS - len(self.cancels)]

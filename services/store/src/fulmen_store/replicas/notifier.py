@@ -21,10 +21,11 @@ from fulmen.ids import AttemptName
 from fulmen_store.leases.leases import LeaseTable
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.replicas.live_replicas import LiveReplicas, Replica
-from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
+from fulmen_store.replicas.notifications import MAX_CANCELS, MAX_ORDERED, CancelHint, Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from fulmen_store.replicas.wakeups import PROJECTS_CHANGED, Wakeups
 from fulmen_store.rollouts.feed_watch import FeedWatch
+from fulmen_store.runners.orders import RunnerOrders
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.runner_streams import CancelRequested, Notice, RunnerStreams
 
@@ -79,6 +80,12 @@ class NotificationSender:
         """Records projects in which rollouts became final."""
         self._pending.finished.update(projects)
         self._arrived.set()
+
+    def runner_ordered(self, session_id: UUID) -> None:
+        """Records a runner that has an order and is not connected here; of more than 1,000 the polls know."""
+        if len(self._pending.ordered) < MAX_ORDERED:
+            self._pending.ordered.add(session_id)
+            self._arrived.set()
 
     def announced(self, keys: Iterable[Hashable]) -> None:
         """Records the wake-up keys announced here: resources and projects."""
@@ -156,6 +163,7 @@ class NotificationReceiver:
         wakeups: Wakeups,
         leases: LeaseTable,
         streams: RunnerStreams,
+        orders: RunnerOrders,
     ) -> None:
         """Creates the use case.
 
@@ -165,7 +173,9 @@ class NotificationReceiver:
             wakeups: Wake-ups of watchers of resources and projects.
             leases: Table in which cancellations are checked.
             streams: Streams of the runners connected here.
+            orders: Role that passes orders to runners.
         """
+        self._orders = orders
         self._dispatcher = dispatcher
         self._feed = feed
         self._wakeups = wakeups
@@ -181,6 +191,7 @@ class NotificationReceiver:
         if notification.ready:
             self._dispatcher.hint(frozenset(notification.ready))
         self._feed.hint(notification.finished)
+        self._orders.hint(notification.ordered)
         self._wakeups.wake(
             [
                 *(("resources", project) for project in notification.resources),

@@ -12,7 +12,7 @@ from fulmen.rpc.credentials import channel_credentials
 from fulmen.rpc.tls import TlsFiles, TlsMaterial, TlsWatch
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
-from fulmen_store.replicas.notifications import Notification
+from fulmen_store.replicas.notifications import MAX_ORDERED, Notification
 
 __all__ = [
     "PeerClient",
@@ -89,6 +89,7 @@ def _request(notification: Notification) -> pb.NotifyRequest:
         finished_projects=sorted(notification.finished),
         resource_projects=sorted(notification.resources),
         projects_changed=notification.projects_changed,
+        ordered_runners=[runner_name(session_id) for session_id in sorted(notification.ordered)][:MAX_ORDERED],
         cancels=[
             pb.CancelHint(runner=runner_name(hint.session_id), attempt=str(hint.attempt))
             for hint in notification.cancels

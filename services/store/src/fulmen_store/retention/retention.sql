@@ -41,6 +41,9 @@ delete from attempt a where a.rollout_id = any ($1::uuid[]);
 -- name: remove_ends
 delete from rollout_end e where e.rollout_id = any ($1::uuid[]);
 
+-- name: remove_rollout_usage
+delete from rollout_usage u where u.rollout_id = any ($1::uuid[]);
+
 -- name: remove_rollouts
 delete from rollout r where r.id = any ($1::uuid[]);
 

@@ -94,7 +94,7 @@ class RetentionTable:
                 return [], []
             chunks = await transaction.fetch_of_days("remove_chunks", ids, ids)
             await remove_extents(transaction, ids)
-            for name in ("remove_attempts", "remove_ends", "remove_rollouts"):
+            for name in ("remove_attempts", "remove_ends", "remove_rollout_usage", "remove_rollouts"):
                 await transaction.fetch(name, ids)
         return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]
 

@@ -27,7 +27,7 @@ __all__ = [
 DEFAULTS = NewRollout(request=b"")
 OUTPUT_ONLY = (
     "name", "state", "failure_kind", "failure_message", "create_time", "end_time", "attempts", "ended_attempt_count",
-    "reward", "duration", "prompt_token_count", "completion_token_count", "cost_micros",
+    "reward", "duration", "prompt_token_count", "completion_token_count", "cost_micros", "input_start",
 )  # fmt: skip
 
 

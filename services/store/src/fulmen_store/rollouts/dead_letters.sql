@@ -16,10 +16,8 @@ cross join lateral (
     select null::int as epoch, null::uuid as session, false as delayed
 ) i
 left join lateral (
-    select
-        sum(q.prompt_token_count)::bigint as prompt_token_count,
-        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
-    from usage_attempt q where q.rollout_id = r.id
+    select q.prompt_token_count, q.completion_token_count, q.token_count, q.cost_micros
+    from rollout_usage q where q.rollout_id = r.id limit 1
 ) u on true
 where e.project_id = $1 and e.state = 5 and e.rollout_id > $2 and e.rollout_id <= $3
     and ($5::int is null or e.run_id = $5)

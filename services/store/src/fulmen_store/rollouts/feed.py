@@ -14,9 +14,10 @@ from uuid import UUID
 
 from fulmen.errors import CursorInvalid
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
-from fulmen_store.rollouts.feed_watch import FeedWatch, waited
+from fulmen_store.rollouts.feed_watch import FeedWatch
 from fulmen_store.rollouts.records import NO_RUN
 from fulmen_store.rollouts.table import FeedTable
+from fulmen_store.waiting import waited
 
 __all__ = [
     "FeedFollower",

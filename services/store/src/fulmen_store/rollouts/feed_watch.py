@@ -16,6 +16,7 @@ from typing import Final
 
 from fulmen.errors import DatabaseUnavailable
 from fulmen_store.rollouts.table import FeedTable
+from fulmen_store.waiting import waited
 
 __all__ = ["FeedWatch"]
 
@@ -109,13 +110,3 @@ class FeedWatch:
         for run_id in woken:
             for news in runs[run_id]:
                 news.set()
-
-
-async def waited(event: asyncio.Event, limit_s: float) -> bool:
-    """Waits for an event; returns False if it was not set in time."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

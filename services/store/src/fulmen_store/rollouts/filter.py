@@ -1,7 +1,7 @@
 """The filter of a list as an expression tree, and the fields of `ListRollouts`.
 
 Invariant: a tree holds only known fields, with operators and values that fit them. A comparison with an unset field is
-false and its negation is true; no third truth value exists.
+false and its negation is true; no third truth value exists. Texts are searched without regard to the case of ASCII letters.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ __all__ = [
     "Field",
     "Negation",
     "Operator",
+    "Presence",
     "Schema",
+    "Search",
     "Value",
+    "absent",
     "both",
     "creation_bounds",
     "required_name",
     "requires_state",
     "states_filter",
+    "value_bounds",
 ]
 
 
@@ -44,6 +48,7 @@ class Field(StrEnum):
     GROUP_ID = "group_id"
     TASK_TYPE = "task_type"
     AGENT = "agent"
+    TRAINING_RUN = "training_run"
     CREATE_TIME = "create_time"
     END_TIME = "end_time"
     ENDED_ATTEMPT_COUNT = "ended_attempt_count"
@@ -51,10 +56,13 @@ class Field(StrEnum):
     DURATION = "duration"
     PROMPT_TOKEN_COUNT = "prompt_token_count"  # noqa: S105  # A field's name.
     COMPLETION_TOKEN_COUNT = "completion_token_count"  # noqa: S105  # Likewise.
+    TOKEN_COUNT = "token_count"  # noqa: S105  # Likewise.
     COST_MICROS = "cost_micros"
     METADATA = "metadata"
     REQUIRED_LABELS = "required_labels"
     RESOURCE_VERSIONS = "resource_versions"
+    INPUT = "input"
+    OUTPUT = "output"
 
 
 class Operator(StrEnum):
@@ -67,6 +75,9 @@ class Operator(StrEnum):
     GREATER = ">"
     GREATER_OR_EQUAL = ">="
 
+
+HAS: Final = ":"
+"""The operator before a text that is searched, and before the `*` that stands for any value."""
 
 Value = int | float | str | datetime.datetime
 
@@ -83,6 +94,7 @@ class Schema:
         durations: Fields that are written as seconds with an s behind them.
         maps: Fields of which the value of one key is compared, `FIELD.KEY`; stored as bytes.
         names: Fields that are compared with the name of a rollout, or its beginning.
+        texts: Fields that are searched.
     """
 
     types: Mapping[str, str]
@@ -90,6 +102,7 @@ class Schema:
     durations: frozenset[str] = frozenset()
     maps: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
 
     def find(self, text: str) -> str | None:
         """Returns the field of this name; None if there is none."""
@@ -101,7 +114,9 @@ class Schema:
         return ", ".join(f"{name}.KEY" if name in self.maps else name for name in self.types)
 
     def operators_of(self, name: str) -> frozenset[Operator]:
-        """Returns the operators that a field can be compared with."""
+        """Returns the operators that a field can be compared with: none if it is searched."""
+        if name in self.texts:
+            return frozenset()
         is_unordered = name in self.words or name in self.maps or self.types[name] == "text"
         return _UNORDERED if is_unordered else frozenset(Operator)
 
@@ -116,6 +131,7 @@ ROLLOUTS: Final = Schema(
         Field.GROUP_ID: "text",
         Field.TASK_TYPE: "text",
         Field.AGENT: "text",
+        Field.TRAINING_RUN: "text",
         Field.CREATE_TIME: "timestamptz",
         Field.END_TIME: "timestamptz",
         Field.ENDED_ATTEMPT_COUNT: "int",
@@ -123,10 +139,13 @@ ROLLOUTS: Final = Schema(
         Field.DURATION: "float8",
         Field.PROMPT_TOKEN_COUNT: "bigint",
         Field.COMPLETION_TOKEN_COUNT: "bigint",
+        Field.TOKEN_COUNT: "bigint",
         Field.COST_MICROS: "bigint",
         Field.METADATA: "bytea",
         Field.REQUIRED_LABELS: "bytea",
         Field.RESOURCE_VERSIONS: "bytea",
+        Field.INPUT: "bytea",
+        Field.OUTPUT: "bytea",
     },
     words={
         Field.STATE: {state.name: state.value for state in RolloutState},
@@ -136,6 +155,7 @@ ROLLOUTS: Final = Schema(
     durations=frozenset({Field.DURATION}),
     maps=frozenset({Field.METADATA, Field.REQUIRED_LABELS, Field.RESOURCE_VERSIONS}),
     names=frozenset({Field.NAME}),
+    texts=frozenset({Field.INPUT, Field.OUTPUT}),
 )
 """Fields of a rollout."""
 
@@ -151,6 +171,22 @@ class Comparison:
     key: str = ""
     operator: Operator
     value: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """True if a text is part of a field, which is bytes; false if the field is unset."""
+
+    field: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """True if a field, or the key of a map, is set; of a text or word, if it is not the empty one."""
+
+    field: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +210,7 @@ class Disjunction:
     operands: tuple[Expression, ...]
 
 
-Expression = Comparison | Negation | Conjunction | Disjunction
+Expression = Comparison | Search | Presence | Negation | Conjunction | Disjunction
 
 
 def states_filter(states: frozenset[int]) -> Expression | None:
@@ -191,6 +227,11 @@ def both(left: Expression | None, right: Expression | None) -> Expression | None
     if left is None or right is None:
         return left or right
     return Conjunction((left, right))
+
+
+def absent(field: Field) -> Expression:
+    """Returns the expression that a field is unset."""
+    return Negation(Presence(field=field))
 
 
 def requires_state(expression: Expression | None, state: RolloutState) -> bool:
@@ -224,6 +265,21 @@ def creation_bounds(expression: Expression | None) -> tuple[datetime.datetime | 
         if one.operator in (Operator.EQUAL, Operator.LESS, Operator.LESS_OR_EQUAL):
             latest = one.value if latest is None else min(latest, one.value)
     return earliest, latest
+
+
+def value_bounds(expression: Expression | None, field: Field) -> tuple[float | None, float | None]:
+    """Returns the bounds of a number that the top-level conjunction requires, both inclusive; None if unbounded."""
+    least: float | None = None
+    most: float | None = None
+    for one in _required(expression):
+        if not isinstance(one, Comparison) or one.field is not field:
+            continue
+        assert isinstance(one.value, int | float)
+        if one.operator in (Operator.EQUAL, Operator.GREATER, Operator.GREATER_OR_EQUAL):
+            least = one.value if least is None else max(least, one.value)
+        if one.operator in (Operator.EQUAL, Operator.LESS, Operator.LESS_OR_EQUAL):
+            most = one.value if most is None else min(most, one.value)
+    return least, most
 
 
 def _required(expression: Expression | None) -> list[Expression]:

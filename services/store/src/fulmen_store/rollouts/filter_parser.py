@@ -3,9 +3,9 @@
     filter     = conjunction
     conjunction = disjunction { "AND" disjunction }
     disjunction = term { "OR" term }                      OR binds more tightly than AND, as in AIP-160
-    term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field [ "." key ] operator value )
+    term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field [ "." key ] ( operator value | ":" ( "*" | text ) ) )
 
-Source: AIP-160, https://google.aip.dev/160.
+A field of texts is searched for the text behind the colon; of every field, `:*` tells whether it is set. Source: AIP-160, https://google.aip.dev/160.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.rollouts.filter import (
+    HAS,
     ROLLOUTS,
     Comparison,
     Conjunction,
@@ -27,7 +28,9 @@ from fulmen_store.rollouts.filter import (
     Expression,
     Negation,
     Operator,
+    Presence,
     Schema,
+    Search,
     Value,
 )
 
@@ -209,6 +212,7 @@ class _Parser:
         return expression
 
     def _comparison(self) -> Expression | None:
+        self._split_at_colon()
         name = self._peek()
         if name.kind is not _Kind.WORD:
             self._note(name, f"expected a field, found {name.shown}")
@@ -216,10 +220,11 @@ class _Parser:
             return None
         self._take()
         key = self._key(name)
+        self._split_at_colon()
         operator = self._peek()
         if operator.kind is not _Kind.OPERATOR:
             self._note(
-                operator, f"expected one of = != < <= > >= after `{name.text[:MAX_SHOWN]}`, found {operator.shown}"
+                operator, f"expected one of = != < <= > >= : after `{name.text[:MAX_SHOWN]}`, found {operator.shown}"
             )
             self._skip()
             return None
@@ -231,6 +236,19 @@ class _Parser:
             return None
         self._take()
         return self._checked(name, key, operator, value)
+
+    def _split_at_colon(self) -> None:
+        """Takes a word apart that holds the operator `:`, which stands in words otherwise."""
+        word = self._peek()
+        if word.kind is not _Kind.WORD or HAS not in word.text:
+            return
+        before, _, after = word.text.partition(HAS)
+        at = word.position + len(before)
+        self._tokens[self._at : self._at + 1] = [
+            *([_Token(kind=_Kind.WORD, text=before, position=word.position)] if before else []),
+            _Token(kind=_Kind.OPERATOR, text=HAS, position=at),
+            *([_Token(kind=_Kind.WORD, text=after, position=at + 1)] if after else []),
+        ]
 
     def _key(self, name: _Token) -> str:
         """Reads the key of a field of a map: what follows its first dot, in quotes if it holds other than a word does."""
@@ -249,15 +267,31 @@ class _Parser:
             self._take()
 
     def _checked(self, name: _Token, key: str, sign: _Token, value: _Token) -> Expression | None:
-        of_map, operator = name.text.partition(".")[0], Operator(sign.text)
+        of_map = name.text.partition(".")[0]
         field = self._schema.find(of_map if of_map in self._schema.maps else name.text)
         if field is None:
             self._note(name, f"{name.shown} is not one of {self._schema.shown}")
             return None
+        if sign.text == HAS:
+            return self._had(field, key, value)
+        if field in self._schema.texts:
+            self._note(sign, f"{field} is searched: write {field}:TEXT")
+            return None
+        operator = Operator(sign.text)
         if operator not in self._schema.operators_of(field):
             self._note(sign, f"{field} has no order: only = and != compare it")
         read = self._value(field, value)
         return None if read is None else Comparison(field=field, key=key, operator=operator, value=read)
+
+    def _had(self, field: str, key: str, value: _Token) -> Expression | None:
+        if value.kind is _Kind.WORD and value.text == "*":
+            return Presence(field=field, key=key)
+        text = value.text if value.kind is _Kind.WORD else _unquoted(value)
+        if field in self._schema.texts and text:
+            return Search(field=field, text=text)
+        searched = ", ".join(sorted(self._schema.texts)) or "no field"
+        self._note(value, f"only * may follow {field}: (whether it is set); of texts, {searched} can be searched")
+        return None
 
     def _value(self, field: str, token: _Token) -> Value | None:
         text = token.text if token.kind is _Kind.WORD else _unquoted(token)

@@ -1,17 +1,17 @@
 """Lists of rollouts in PostgreSQL, in bounded time even if a filter selects few of them.
 
 A list scans an index by id in windows of rows until the page is full, the rows end or its time limit has passed. A page
-may therefore be short, or even empty, although more follow (AIP-158). A list in another order sorts all of its rows for
-each page, since an index per field would cost every completion; it has a limit of rows instead.
+may therefore be short, or even empty, although more follow (AIP-158). A list in another order is sorted if it is short; a
+longer one walks the index of reward, duration, tokens or cost in windows, likewise (docs/decisions/0058).
 """
 
 from __future__ import annotations
 
-import datetime
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 import asyncpg
@@ -19,27 +19,22 @@ import asyncpg
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen_store.clock import Clock
 from fulmen_store.database.database import Database
-from fulmen_store.database.days import first_id
-from fulmen_store.database.queries import FRAGMENTS, Fragments
 from fulmen_store.projects.names import ProjectNames
-from fulmen_store.rollouts.filter import (
-    ROLLOUTS,
-    Comparison,
-    Conjunction,
-    Disjunction,
-    Expression,
-    Negation,
-    Operator,
-    Schema,
-    Value,
-    creation_bounds,
-    required_name,
-    requires_state,
-)
+from fulmen_store.rollouts.filter import Expression, Field, absent, both, value_bounds
+from fulmen_store.rollouts.filter_sql import compiled
 from fulmen_store.rollouts.ordering import Place, SortKey
 from fulmen_store.rollouts.records import DeadRollout, RolloutView
 from fulmen_store.rollouts.table import view_of
 from fulmen_store.rollouts.transitions import FailureKind, RolloutState
+from fulmen_store.rollouts.windows import (
+    HIGHEST_ID,
+    LOWEST_ID,
+    MAX_LIMIT_S,
+    WINDOW_ROWS,
+    ListWindows,
+    Pace,
+    Selected,
+)
 
 __all__ = [
     "DeadLetterTable",
@@ -48,19 +43,19 @@ __all__ = [
     "RolloutCounts",
     "RolloutLists",
     "SortedPage",
-    "compiled",
-    "order_sql",
 ]
 
-WINDOW_ROWS: Final = 5000
-PAGE_LIMIT_S: Final = 2.0
+# To sort fewer takes less time than to walk an index beside them.
+SORTED_AT_ONCE: Final = 5_000
 MAX_SORTED: Final = 100_000
-LOWEST_ID: Final = UUID(int=0)
-HIGHEST_ID: Final = UUID(int=2**128 - 1)
-# A supplied id may hold a time up to an hour before its creation and five minutes after it; clocks differ a little more.
-ID_BEFORE_CREATION: Final = datetime.timedelta(hours=1, minutes=10)
-ID_AFTER_CREATION: Final = datetime.timedelta(minutes=15)
-_DIGITS: Final = 32
+MAX_INTEGER: Final = 2**63 - 1
+WALKED: Final[Mapping[Field, float]] = {
+    Field.REWARD: math.inf,
+    Field.DURATION: math.inf,
+    Field.TOKEN_COUNT: MAX_INTEGER,
+    Field.COST_MICROS: MAX_INTEGER,
+}
+"""Figures with an index, each with a bound of its values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +90,6 @@ class SortedPage:
     next_after: Place | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Selected:
-    """The rollouts of a list: of a project, or of one of its training runs, that `where` selects."""
-
-    project_id: int
-    run_id: int | None
-    where: Expression | None
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether all of them have failed."""
-        return self.where is not None and requires_state(self.where, RolloutState.FAILED)
-
-
 class RolloutLists:
     """Reads lists of rollouts."""
 
@@ -119,13 +100,24 @@ class RolloutLists:
         *,
         window_rows: int = WINDOW_ROWS,
         max_sorted: int = MAX_SORTED,
+        sorted_at_once: int = SORTED_AT_ONCE,
         clock: Clock | None = None,
     ) -> None:
-        """Creates the reader; a statement reads at most `window_rows` rows, or sorts at most `max_sorted`."""
-        self._database = database
+        """Creates the reader.
+
+        Args:
+            database: Where they are.
+            projects: Names of projects.
+            window_rows: Rows that a statement reads at most.
+            max_sorted: Rows of a list in an order without an index, at most.
+            sorted_at_once: Rows up to which a list is sorted although its order has an index.
+            clock: Measures the time limits.
+        """
         self._projects = projects
+        self._windows = ListWindows(database)
         self._window_rows = window_rows
         self._max_sorted = max_sorted
+        self._sorted_at_once = sorted_at_once
         self._clock = (clock or Clock()).monotonic_s
 
     async def page(
@@ -136,10 +128,10 @@ class RolloutLists:
         where: Expression | None,
         before: UUID | None,
         limit: int,
-        limit_s: float = PAGE_LIMIT_S,
+        limit_s: float = MAX_LIMIT_S,
     ) -> ListedPage:
         """Returns rollouts that `where` selects, newest first, with ids below `before`."""
-        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
+        selected = Selected(project_id=project_id, run_id=run_id, where=where)
         rows, next_before = await self._page(selected, before, limit, limit_s)
         return ListedPage(views=await self._views(selected, rows), next_before=next_before)
 
@@ -153,47 +145,47 @@ class RolloutLists:
         limit: int,
     ) -> ListedIds:
         """Returns the ids of rollouts that `where` selects, newest first, with ids below `before`."""
-        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
-        rows, next_before = await self._page(selected, before, limit, PAGE_LIMIT_S, within="ids_listed")
+        selected = Selected(project_id=project_id, run_id=run_id, where=where)
+        rows, next_before = await self._page(selected, before, limit, MAX_LIMIT_S, within="ids_listed")
         return ListedIds(ids=[row["id"] for row in rows], next_before=next_before)
 
     async def count(
-        self, project_id: int, run_id: int | None, *, where: Expression | None, limit_s: float = PAGE_LIMIT_S
+        self, project_id: int, run_id: int | None, *, where: Expression | None, limit_s: float = MAX_LIMIT_S
     ) -> RolloutCounts:
         """Counts rollouts that `where` selects, newest first, until all are counted or the time limit has passed."""
-        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
-        lowest, upper = _id_bounds(where)
-        until = self._clock() + limit_s
+        selected = Selected(project_id=project_id, run_id=run_id, where=where)
+        lowest, upper = selected.id_bounds()
+        pace = Pace(self._clock, limit_s=limit_s, most=self._window_rows)
         counts: Counter[tuple[RolloutState, FailureKind]] = Counter()
         while True:
-            lower = await self._window_end(selected, upper, lowest, rows=self._window_rows)
-            rows = await self._window(selected, upper, lower or lowest, self._window_rows, within="count_listed")
+            lower = await self._windows.end(selected, upper, lowest, rows=pace.rows)
+            rows = await self._windows.read(selected, upper, lower or lowest, pace.rows, within="count_listed")
             for row in rows:
                 counts[RolloutState(row["state"]), FailureKind(row["failure_kind"])] += row["count"]
-            if lower is None or self._clock() >= until:
+            if lower is None or pace.is_over():
                 return RolloutCounts(parts=counts, has_more=lower is not None)
             upper = lower
 
     async def _page(
-        self, selected: _Selected, before: UUID | None, limit: int, limit_s: float, *, within: str = ""
+        self, selected: Selected, before: UUID | None, limit: int, limit_s: float, *, within: str = ""
     ) -> tuple[list[asyncpg.Record], UUID | None]:
         """Returns the rows of a page, and the id below which the next one begins; None at the end."""
-        lowest, highest = _id_bounds(selected.where)
+        lowest, highest = selected.id_bounds()
         upper = highest if before is None else min(before, highest)
-        until = self._clock() + limit_s
+        pace = Pace(self._clock, limit_s=limit_s, most=self._window_rows)
         found: list[asyncpg.Record] = []
         while True:
             lower = None
             if selected.where is not None:
-                lower = await self._window_end(selected, upper, lowest, rows=self._window_rows)
+                lower = await self._windows.end(selected, upper, lowest, rows=pace.rows)
             wanted = limit + 1 - len(found)
-            found += await self._window(selected, upper, lower or lowest, wanted, within=within)
+            found += await self._windows.read(selected, upper, lower or lowest, wanted, within=within)
             if len(found) > limit:
                 return found[:limit], found[limit - 1]["id"]
             if lower is None:
                 return found, None
             upper = lower
-            if self._clock() >= until:
+            if pace.is_over():
                 return found, upper
 
     async def sorted_page(
@@ -205,163 +197,83 @@ class RolloutLists:
         order: Sequence[SortKey],
         after: Place | None,
         limit: int,
+        limit_s: float = MAX_LIMIT_S,
     ) -> SortedPage:
         """Returns rollouts that `where` selects, in an order, after a place in it.
 
         Raises:
-            ArgumentInvalid: If there are more rollouts than may be sorted.
+            ArgumentInvalid: If the order has no index, and there are more rollouts than may be sorted.
         """
-        selected = _Selected(project_id=project_id, run_id=run_id, where=where)
-        lowest, highest = _id_bounds(where)
-        if await self._window_end(selected, highest, lowest, rows=self._max_sorted + 1):
+        selected = Selected(project_id=project_id, run_id=run_id, where=where)
+        lowest, highest = selected.id_bounds()
+        has_index = len(order) == 1 and order[0].field in WALKED
+        most = min(self._sorted_at_once, self._max_sorted) if has_index else self._max_sorted
+        if await self._windows.end(selected, highest, lowest, rows=most + 1):
+            if has_index:
+                return await self._walked(selected, order[0], after, limit, limit_s)
             text = (
-                f"would sort more than {self._max_sorted} rollouts: restrict the list by a training run, by bounds of "
-                "create_time or to FAILED rollouts"
+                f"would sort more than {self._max_sorted} rollouts: order by one of {', '.join(WALKED)} alone, or restrict "
+                "the list by a training run, by bounds of create_time or to FAILED rollouts"
             )
             raise ArgumentInvalid("The list is too long.", violations=[Violation(field="order_by", description=text)])
-        views = await self._views(
-            selected, await self._window(selected, highest, lowest, limit + 1, order=order, after=after)
-        )
+        rows = await self._windows.read(selected, highest, lowest, limit + 1, order=order, after=after)
+        views = await self._views(selected, rows)
         more = len(views) > limit
         return SortedPage(views=views[:limit], next_after=Place.of(views[limit - 1], order) if more else None)
 
-    async def _window_end(self, selected: _Selected, upper: UUID, lowest: UUID, *, rows: int) -> UUID | None:
-        """Returns the id of the last of so many rows below `upper`; None if there are fewer."""
-        arguments: list[object] = [selected.project_id, upper, lowest, rows - 1]
-        if selected.is_dead:
-            row = await self._database.fetch_row("dead_window", *arguments)
-        elif selected.run_id is None:
-            row = await self._database.fetch_row("project_window", *arguments)
-        else:
-            row = await self._database.fetch_row("run_window", *arguments, selected.run_id)
-        return None if row is None else row["id"]
+    async def _walked(
+        self, selected: Selected, key: SortKey, after: Place | None, limit: int, limit_s: float
+    ) -> SortedPage:
+        """Returns a page along the index of a figure, and then of the rollouts that have none, newest first."""
+        place = _first_place(selected, key) if after is None else after
+        least, most = value_bounds(selected.where, key.field)
+        pace = Pace(self._clock, limit_s=limit_s, most=self._window_rows)
+        views: list[RolloutView] = []
+        while (value := _number(place)) is not None:
+            places = await self._windows.places(selected, key, value, place.rollout_id, pace.rows)
+            rows = await self._windows.of_ids(selected, [one for _, one in places], limit + 1 - len(views))
+            views += await self._views(selected, rows)
+            if len(views) > limit:
+                return SortedPage(views=views[:limit], next_after=Place.of(views[limit - 1], [key]))
+            if len(places) < pace.rows:
+                place = Place(values=(None,), rollout_id=HIGHEST_ID)
+                break
+            value, rollout_id = places[-1]
+            place = Place(values=(value,), rollout_id=rollout_id)
+            if (least is not None and value < least) or (most is not None and value > most):
+                return SortedPage(views=views, next_after=None)
+            if pace.is_over():
+                return SortedPage(views=views, next_after=place)
+        if least is not None or most is not None:
+            return SortedPage(views=views, next_after=None)
+        where = both(selected.where, absent(key.field))
+        unset = Selected(project_id=selected.project_id, run_id=selected.run_id, where=where)
+        left = limit - len(views)
+        rows, next_before = await self._page(unset, place.rollout_id, left, pace.left_s()) if left else ([], HIGHEST_ID)
+        views += await self._views(selected, rows)
+        next_after = None if next_before is None else Place(values=(None,), rollout_id=next_before)
+        return SortedPage(views=views, next_after=next_after)
 
-    async def _window(
-        self,
-        selected: _Selected,
-        upper: UUID,
-        lower: UUID,
-        limit: int,
-        *,
-        order: Sequence[SortKey] = (),
-        after: Place | None = None,
-        within: str = "",
-    ) -> list[asyncpg.Record]:
-        arguments: list[object] = [selected.project_id, upper, lower, limit]
-        if selected.is_dead:
-            name, arguments = "list_dead_rollouts", [*arguments, selected.run_id]
-        elif selected.run_id is None:
-            name = "list_project_rollouts"
-        else:
-            name, arguments = "list_run_rollouts", [*arguments, selected.run_id]
-        condition, values = compiled(selected.where, first=len(arguments) + 1)
-        if after is not None:
-            condition += f" and {_is_after(after, order, len(arguments) + 1, values)}"
-        return await self._database.fetch_filtered(
-            name, condition, *arguments, *values, order=order_sql(order), within=within
-        )
-
-    async def _views(self, selected: _Selected, rows: Sequence[asyncpg.Record]) -> list[RolloutView]:
+    async def _views(self, selected: Selected, rows: Sequence[asyncpg.Record]) -> list[RolloutView]:
         await self._projects.load([selected.project_id])
         return [view_of(row, self._projects) for row in rows]
 
 
-def _id_bounds(where: Expression | None) -> tuple[UUID, UUID]:
-    """Returns the inclusive lower and the exclusive upper bound of the selected ids."""
-    earliest, latest = creation_bounds(where)
-    low = LOWEST_ID if earliest is None else _id_at(earliest, -ID_BEFORE_CREATION)
-    high = HIGHEST_ID if latest is None else _id_at(latest, ID_AFTER_CREATION)
-    if name := required_name(where).replace("-", ""):
-        low = max(low, UUID(name.ljust(_DIGITS, "0")))
-        # The upper bound is exclusive.
-        high = min(high, UUID(int=min(int(name.ljust(_DIGITS, "f"), 16) + 1, HIGHEST_ID.int)))
-    return low, high
+def _first_place(selected: Selected, key: SortKey) -> Place:
+    """Returns the place before the first rollout that may be selected."""
+    least, most = value_bounds(selected.where, key.field)
+    start = most if key.descending else least
+    if start is None:
+        start = WALKED[key.field] if key.descending else -WALKED[key.field]
+    # Those of the bound itself come after the place: their ids are lower.
+    return Place(values=(start,), rollout_id=HIGHEST_ID)
 
 
-def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
-    return first_id(round((moment.timestamp() + shift.total_seconds()) * 1000))
-
-
-EVERYTHING: Final = "true"
-# Where the key goes in the fragment of a map.
-_KEY: Final = "''::bytea /* key */"
-
-
-_OPERATORS: Final[Mapping[Operator, str]] = {
-    Operator.EQUAL: "=",
-    Operator.LESS: "<",
-    Operator.LESS_OR_EQUAL: "<=",
-    Operator.GREATER: ">",
-    Operator.GREATER_OR_EQUAL: ">=",
-}
-
-
-def compiled(
-    expression: Expression | None, *, first: int, schema: Schema = ROLLOUTS, fragments: Fragments = FRAGMENTS
-) -> tuple[str, list[Value | UUID | bytes]]:
-    """Returns the condition and the values of its parameters, numbered from `first`.
-
-    Args:
-        expression: The filter.
-        first: Number of the first parameter.
-        schema: The fields of the list.
-        fragments: What they are in SQL.
-    """
-    if expression is None:
-        return EVERYTHING, []
-    values: list[Value | UUID | bytes] = []
-
-    def condition(expression: Expression) -> str:
-        match expression:
-            case Comparison(operator=Operator.NOT_EQUAL):
-                return f"(not {condition(replace(expression, operator=Operator.EQUAL))})"
-            case Comparison():
-                field = expression.field
-                if field in schema.maps:
-                    values.extend((expression.key.encode(), str(expression.value).encode()))
-                    key, value = (f"${first + len(values) - back}::bytea" for back in (2, 1))
-                    return f"coalesce({fragments[field].replace(_KEY, key)} = {value}, false)"
-                values.append(expression.value)
-                parameter = f"${first + len(values) - 1}::{schema.types[field]}"
-                if field in schema.names:
-                    return f"starts_with({fragments[field]}, {parameter})"
-                # An unset field makes the comparison null, which is false here: a negation of it is then true.
-                return f"coalesce(({fragments[field]}) {_OPERATORS[expression.operator]} {parameter}, false)"
-            case Negation():
-                return f"(not {condition(expression.operand)})"
-            case Conjunction():
-                return "(" + " and ".join(map(condition, expression.operands)) + ")"
-            case Disjunction():
-                return "(" + " or ".join(map(condition, expression.operands)) + ")"
-            case _:
-                assert_never(expression)
-
-    return condition(expression), values
-
-
-def order_sql(order: Sequence[SortKey]) -> str:
-    """Returns the order in SQL; empty for the order of the statement."""
-    keys = [f"({FRAGMENTS[key.field]}) {'desc' if key.descending else 'asc'} nulls last" for key in order]
-    return ", ".join([*keys, "r.id desc"]) if keys else ""
-
-
-def _is_after(place: Place, order: Sequence[SortKey], first: int, values: list[Value | UUID | bytes]) -> str:
-    """Returns the condition that a rollout comes after a place; appends the values of its parameters."""
-
-    def parameter(value: Value | UUID, kind: str) -> str:
-        values.append(value)
-        return f"${first + len(values) - 1}::{kind}"
-
-    condition = f"r.id < {parameter(place.rollout_id, 'uuid')}"
-    for key, value in reversed(list(zip(order, place.values, strict=True))):
-        column = f"({FRAGMENTS[key.field]})"
-        if value is None:
-            condition = f"({column} is null and {condition})"
-        else:
-            own = parameter(value, ROLLOUTS.types[key.field])
-            sign = "<" if key.descending else ">"
-            condition = f"({column} {sign} {own} or {column} is null or ({column} = {own} and {condition}))"
-    return condition
+def _number(place: Place) -> float | None:
+    """Returns the value of a place in the order of one figure."""
+    (value,) = place.values
+    assert value is None or isinstance(value, int | float)
+    return value
 
 
 class DeadLetterTable:

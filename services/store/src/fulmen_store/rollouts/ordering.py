@@ -33,6 +33,7 @@ _VALUES: Final[Mapping[Field, Callable[[RolloutView], Value | None]]] = MappingP
         Field.DURATION: attrgetter("duration_s"),
         Field.PROMPT_TOKEN_COUNT: attrgetter("prompt_token_count"),
         Field.COMPLETION_TOKEN_COUNT: attrgetter("completion_token_count"),
+        Field.TOKEN_COUNT: attrgetter("token_count"),
         Field.COST_MICROS: attrgetter("cost_micros"),
     }
 )

@@ -117,6 +117,13 @@ class RolloutView:
     cost_micros: int | None = None
     retry_at: datetime.datetime | None = None
 
+    @property
+    def token_count(self) -> int | None:
+        """Prompt tokens and sampled ones together; None likewise."""
+        if self.prompt_token_count is None or self.completion_token_count is None:
+            return None
+        return self.prompt_token_count + self.completion_token_count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:

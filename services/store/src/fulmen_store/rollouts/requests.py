@@ -166,9 +166,9 @@ class NewRollout:
         return frozenset(f"{key}={value}" for key, value in self.required_labels.items())
 
     @property
-    def label_text(self) -> str:
-        """The required labels, sorted and joined by `LABEL_SEPARATOR`."""
-        return LABEL_SEPARATOR.join(sorted(self.labels)) if self.required_labels else ""
+    def label_text(self) -> str | None:
+        """The required labels, sorted and joined by `LABEL_SEPARATOR`; None without any."""
+        return LABEL_SEPARATOR.join(sorted(self.labels)) if self.required_labels else None
 
     @property
     def default_task_type(self) -> str:

@@ -277,10 +277,12 @@ class Rollouts:
             self._dispatcher.unmatch(matches)
             raise
         self._dispatcher.deliver_new(matches, _first_grants(items, created))
-        rest = [one for one in waiting if one[0].rollout_id in created and one[0].rollout_id not in matches]
+        rest = [one for one in waiting if one[0].rollout_id not in matches] if matches else waiting
+        if len(created) < len(items):
+            rest = [one for one in rest if one[0].rollout_id in created]
         if rest:
             self._events.work_ready.emit(rest)
-        return [item.id in created for item in items]
+        return [item.id in created for item in items] if len(created) < len(items) else [True] * len(items)
 
     def _announce_cancelled(self, done: Sequence[Cancelled]) -> None:
         finished = frozenset(one.project_id for one in done if one.session_id is None)

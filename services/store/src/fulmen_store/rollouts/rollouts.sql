@@ -27,7 +27,7 @@ update training_run t set used_at = now() where t.project_id = $1 and t.name = $
 -- the order of their keys, whatever the caller's is: names that two callers create at once are waited for.
 with n as (
     select {x.rollout+item+derived}
-    from unnest({rollout+item+derived[4]}) as x ({rollout+item+derived})
+    from unnest({rollout+item+derived[4 text]}) as x ({rollout+item+derived})
 ), r as (
     insert into rollout ({rollout}, group_id)
     select {n.rollout}, nullif(n.group_id, '') from n order by n.id
@@ -42,7 +42,7 @@ with n as (
         size = case when old.size = excluded.size then old.size end
 ), c as (
     insert into live_count (project_id, run_id, sort_priority, labels, task_type, agent, live)
-    select n.project_id, n.run_id, n.sort_priority, string_to_array(nullif(n.label_text, ''), e'\x1f'), n.task_type, n.agent,
+    select n.project_id, n.run_id, n.sort_priority, string_to_array(n.label_text, e'\x1f'), n.task_type, n.agent,
         count(*)
     from n
     group by n.project_id, n.run_id, n.sort_priority, n.label_text, n.task_type, n.agent
@@ -58,7 +58,7 @@ insert into item (
 )
 select
     n.id, n.project_id, n.run_id, n.sort_priority, n.task_type, n.agent, {n.item},
-    string_to_array(nullif(n.label_text, ''), e'\x1f'), coalesce(n.not_before, now()),
+    string_to_array(n.label_text, e'\x1f'), coalesce(n.not_before, now()),
     coalesce(n.not_before > now(), false), n.matched,
     case when n.matched is not null then now() end, (n.matched is not null)::int
 from n
@@ -109,10 +109,8 @@ left join lateral (
     from rollout_end q where q.rollout_id = x.id limit 1
 ) e on true
 left join lateral (
-    select
-        sum(q.prompt_token_count)::bigint as prompt_token_count,
-        sum(q.completion_token_count)::bigint as completion_token_count, sum(q.cost_micros)::bigint as cost_micros
-    from usage_attempt q where $2::boolean and q.rollout_id = x.id
+    select q.prompt_token_count, q.completion_token_count, q.token_count, q.cost_micros
+    from rollout_usage q where $2::boolean and q.rollout_id = x.id limit 1
 ) u on true
 ) s
 where s.bytes_before < $4::bigint

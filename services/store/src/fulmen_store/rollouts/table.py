@@ -97,7 +97,7 @@ class RolloutTable:
             RunLeaseLost: If a fenced training run has another epoch.
         """
         uses = columns([(*key, one.id) for one in rollouts for key in one.uses], 3)
-        values = arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts)
+        values = arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts, as_text=True)
         retries = [one for one in rollouts if one.retry_of is not None]
         fences = list({(one.project_id, one.fence) for one in rollouts if one.fence is not None})
         try:

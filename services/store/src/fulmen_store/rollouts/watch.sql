@@ -1,12 +1,15 @@
 -- Changes of rollouts, in the order of (transaction id, rollout id) of the last write of each: of its item while it is live,
 -- then of its end. Only rows below the oldest running transaction are read: no row can appear behind a cursor.
 --
+-- `settled` is the oldest running transaction of the look: there is a row with it even if nothing changed, whose id is null.
+--
 -- Leased rollouts are found by the live sessions. A lease of a session that has ended ends soon, which is a change.
 
 -- name: scan_changes
 with b as (select pg_snapshot_xmin(pg_current_snapshot()) as xmin)
-select c.xid::text::bigint as xid, c.id, c.run_id
-from (
+select b.xmin::text::bigint as settled, c.xid::text::bigint as xid, c.id, c.run_id
+from b
+left join (
     (
         select q.changed as xid, q.id, q.run_id from item q
         where q.leased_at is null and q.project_id = $1 and (q.changed, q.id) > ($2::bigint::text::xid8, $3::uuid)
@@ -32,7 +35,7 @@ from (
             and q.xid < (select b.xmin from b)
         order by q.xid, q.rollout_id limit $4
     )
-) c
+) c on true
 order by c.xid, c.id
 limit $4;
 

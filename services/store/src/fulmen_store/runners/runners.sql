@@ -3,10 +3,12 @@
 
 -- name: list_runners
 select
-    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects,
+    s.project, s.order_number, s.done_order, s.ordered_slots, s.drain_ordered, s.drain_grace_s
 from (
     select
-        q.id, q.info, q.opened_at, q.lease_until, q.load,
+        q.id, q.info, q.opened_at, q.lease_until, q.load, q.project, q.order_number, q.done_order, q.ordered_slots,
+        q.drain_ordered, q.drain_grace_s,
         case when $3::text is null or q.project = $3 then q.ended_count else 0 end as ended_count,
         case when $3::text is null or q.project = $3 then q.failed_count else 0 end as failed_count
     from runner_session q
@@ -30,10 +32,12 @@ order by s.id;
 
 -- name: find_runner
 select
-    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects
+    s.id, s.info, s.opened_at, s.lease_until, s.load, s.ended_count, s.failed_count, w.running, w.rollouts, w.epochs, w.projects,
+    s.project, s.order_number, s.done_order, s.ordered_slots, s.drain_ordered, s.drain_grace_s
 from (
     select
-        q.id, q.info, q.opened_at, q.lease_until, q.load,
+        q.id, q.info, q.opened_at, q.lease_until, q.load, q.project, q.order_number, q.done_order, q.ordered_slots,
+        q.drain_ordered, q.drain_grace_s,
         case when $2::text is null or q.project = $2 then q.ended_count else 0 end as ended_count,
         case when $2::text is null or q.project = $2 then q.failed_count else 0 end as failed_count
     from runner_session q

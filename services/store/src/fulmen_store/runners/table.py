@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
 import asyncpg
@@ -12,11 +13,16 @@ import asyncpg
 from fulmen.ids import attempt_name
 from fulmen_store.database.database import Database
 from fulmen_store.projects.names import ProjectNames
+from fulmen_store.scheduling.runner_streams import RunnerOrdered
 
 __all__ = [
+    "OrderTable",
     "RunnerTable",
     "RunnerView",
 ]
+
+# Each of a live runner.
+PENDING_READ: Final = 10_000
 
 
 class RunnerTable:
@@ -54,7 +60,38 @@ def _view(row: asyncpg.Record, projects: ProjectNames) -> RunnerView:
         load=row["load"],
         ended=row["ended_count"],
         failed=row["failed_count"],
+        project=row["project"],
+        order=_order(row) if row["order_number"] else None,
+        is_order_pending=row["order_number"] > row["done_order"],
     )
+
+
+def _order(row: asyncpg.Record) -> RunnerOrdered:
+    return RunnerOrdered(
+        number=row["order_number"],
+        slots=row["ordered_slots"],
+        drains=row["drain_ordered"],
+        grace_s=row["drain_grace_s"],
+    )
+
+
+class OrderTable:
+    """Reads and writes orders of live sessions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, session_id: UUID, *, slots: int | None, drains: bool, grace_s: float | None) -> bool:
+        """Adds an order to those of a session; returns False if it has ended."""
+        return await self._database.fetch_row("order_runner", session_id, slots, drains, grace_s) is not None
+
+    async def pending(self) -> list[tuple[UUID, RunnerOrdered]]:
+        """Returns the sessions with unconfirmed orders, and these; at most 10,000."""
+        return [(row["id"], _order(row)) for row in await self._database.fetch("pending_orders", PENDING_READ)]
+
+    async def confirm(self, session_id: UUID, number: int, *, load: bytes | None) -> None:
+        """Records that a session's orders are confirmed up to a number, and its load unless that is None."""
+        await self._database.fetch("confirm_order", session_id, number, load)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +105,9 @@ class RunnerView:
         load: Last reported load, opaque here; None if it reported none.
         ended: Number of its ended attempts.
         failed: Number of those that failed.
+        project: Project of its token, or `projects/*`.
+        order: Its last orders; None if there were none.
+        is_order_pending: Whether it has not confirmed them.
     """
 
     session_id: UUID
@@ -79,3 +119,6 @@ class RunnerView:
     load: bytes | None
     ended: int
     failed: int
+    project: str
+    order: RunnerOrdered | None
+    is_order_pending: bool

@@ -29,6 +29,7 @@ __all__ = [
     "Notice",
     "Outbox",
     "RunnerDone",
+    "RunnerOrdered",
     "RunnerStream",
     "RunnerStreams",
     "StreamClosed",
@@ -99,8 +100,25 @@ class RunnerDone:
     error: FulmenError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOrdered:
+    """What people ordered the runner to do.
+
+    Attributes:
+        number: Number of the last order.
+        slots: Number of slots, 0 for automatic; None if none was ordered.
+        drains: Whether to drain.
+        grace_s: Grace of running attempts, seconds; None is the runner's setting.
+    """
+
+    number: int
+    slots: int | None = None
+    drains: bool = False
+    grace_s: float | None = None
+
+
 _NoticeT = TypeVar("_NoticeT", Assigned, Acknowledged)
-Notice = Acknowledged | RunnerDone | Assigned | CancelRequested | LeasesLost | Drained | StreamClosed
+Notice = Acknowledged | RunnerDone | Assigned | CancelRequested | LeasesLost | RunnerOrdered | Drained | StreamClosed
 
 
 class Outbox:
@@ -151,6 +169,8 @@ class RunnerStream:
         room_bytes: Size of further assignments that can be sent to it.
         reserved: Sizes of the assignments that are being claimed for it, by rollout.
         leases: Attempts sent to it, by rollout.
+        takes_orders: Whether it can be sent orders; a call that only acquires leases cannot.
+        sent_order: Number of the last order that was sent to it.
         alone: Whether it runs one rollout alone, or finishes what it runs before it does; it gets nothing else.
         last_group: Group of the last assigned item.
         last_agent: Agent version of the last assigned item.
@@ -165,6 +185,8 @@ class RunnerStream:
     closed: bool = False
     outbox: Outbox = field(default_factory=lambda: Outbox())
     leases: dict[UUID, LeasedAttempt] = field(default_factory=dict)
+    takes_orders: bool = True
+    sent_order: int = 0
     alone: bool = False
     last_group: UUID | None = None
     last_agent: int | None = None
@@ -211,6 +233,12 @@ class RunnerStream:
     def send(self, notice: Notice) -> None:
         """Queues a notice for the runner."""
         self.outbox.put(notice)
+
+    def send_order(self, order: RunnerOrdered) -> None:
+        """Queues an order for the runner unless it was sent before."""
+        if self.takes_orders and order.number > self.sent_order:
+            self.sent_order = order.number
+            self.send(order)
 
 
 class RunnerStreams:

@@ -19,6 +19,8 @@ from fulmen_store.scheduling.rules_codec import decode_rules
 __all__ = [
     "DemandTable",
     "DurationTable",
+    "LabelCount",
+    "ListedQueue",
     "PausedAgent",
     "PriorityCount",
     "ProjectQueue",
@@ -33,6 +35,7 @@ __all__ = [
 TASK_TYPES_CONSIDERED: Final = 1000
 TASK_TYPES_SHOWN: Final = 100
 PAUSED_AGENTS_SHOWN: Final = 100
+LABELS_SHOWN: Final = 100
 
 
 class QueueStatsTable:
@@ -54,6 +57,7 @@ class QueueStatsTable:
         rows = await self._database.fetch("count_by_priority", project_id, run_id)
         types = await self._database.fetch("frequent_task_types", project_id, TASK_TYPES_CONSIDERED, TASK_TYPES_SHOWN)
         paused = await self._database.fetch("paused_agents", project_id, PAUSED_AGENTS_SHOWN)
+        labels = await self._database.fetch("count_by_labels", project_id, run_id, LABELS_SHOWN)
         return QueueStats(
             priorities=[
                 PriorityCount(
@@ -70,6 +74,10 @@ class QueueStatsTable:
             paused_agents=[
                 PausedAgent(agent=row["agent"], paused_at=row["paused_at"], rollouts=row["rollouts"]) for row in paused
             ],
+            labels=[
+                LabelCount(labels=frozenset(row["labels"] or ()), queued=row["queued"], running=row["running"])
+                for row in labels
+            ],
         )
 
     async def queue(self, project_id: int) -> ProjectQueue:
@@ -83,6 +91,20 @@ class QueueStatsTable:
             paused_at=row["paused_at"],
             pause_reason=row["pause_reason"],
         )
+
+    async def queues(self, *, after: str, only: str | None, limit: int) -> list[ListedQueue]:
+        """Returns queues ordered by project, after a project; with `only`, at most that one."""
+        return [
+            ListedQueue(
+                project=row["name"],
+                terms=terms_of(row),
+                queued=row["queued"],
+                running=row["running"],
+                paused_at=row["paused_at"],
+                pause_reason=row["pause_reason"],
+            )
+            for row in await self._database.fetch("list_queues", after, only, limit)
+        ]
 
 
 class DemandTable:
@@ -199,12 +221,35 @@ class QueueStats:
         priorities: Counts by priority, highest first.
         task_types: Durations by task type, most frequent first.
         paused_agents: Paused agent versions, most recently paused first.
+        labels: Counts by required labels, those with most waiting rollouts first.
     """
 
     priorities: Sequence[PriorityCount]
     task_types: Sequence[TaskTypeDurations]
     paused_agents: Sequence[PausedAgent]
     queue: ProjectQueue
+    labels: Sequence[LabelCount] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelCount:
+    """The live rollouts that require the same labels, `key=value`, and are not delayed."""
+
+    labels: frozenset[str]
+    queued: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedQueue:
+    """A project's queue beside others; `paused_at` is None if it is not paused."""
+
+    project: str
+    terms: QueueTerms
+    queued: int
+    running: int
+    paused_at: datetime.datetime | None
+    pause_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

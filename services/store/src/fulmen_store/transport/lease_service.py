@@ -24,6 +24,7 @@ from fulmen_store.leases.sessions import Sessions
 from fulmen_store.leases.table import AttemptCheckTable
 from fulmen_store.malformed import malformed
 from fulmen_store.projects.names import ProjectNames
+from fulmen_store.runners.orders import RunnerOrders
 from fulmen_store.scheduling.dispatcher import Dispatcher, released
 from fulmen_store.scheduling.runner_streams import (
     MAX_CREDIT,
@@ -35,19 +36,25 @@ from fulmen_store.scheduling.runner_streams import (
     LeasesLost,
     Notice,
     RunnerDone,
+    RunnerOrdered,
     RunnerStream,
     StreamClosed,
 )
 from fulmen_store.transport.access import project_limit, require_count, require_range
 from fulmen_store.transport.assignments import Assignments
-from fulmen_store.transport.wire.leases import MAX_INFO_BYTES, acks_of, attempts_of, check_result, names_of, packed_load
+from fulmen_store.transport.wire.leases import (
+    acks_of,
+    attempts_of,
+    check_result,
+    checked_labels,
+    names_of,
+    order_message,
+    packed_load,
+)
 
 __all__ = ["LeaseService"]
 
 MAX_REPORTS = 1000
-MAX_HOST = 128
-MAX_LABELS = 64
-MAX_ADDRESS = 256
 MAX_PROJECTS = 1000
 MAX_WAIT_S = 60.0
 ACKS_IN_FLIGHT = 64
@@ -70,6 +77,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         checks: AttemptCheckTable,
         progress: ProgressWriter,
         assignments: Assignments,
+        orders: RunnerOrders,
         drain_notice_s: float,
         stopping: asyncio.Event,
     ) -> None:
@@ -83,6 +91,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             checks: Table for attempt checks.
             progress: Takes what agents report of their progress.
             assignments: Packs assignments.
+            orders: Orders to runners.
             drain_notice_s: Time between the drain notice and the end of a stream, seconds.
             stopping: Set when the replica shuts down.
         """
@@ -93,6 +102,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         self._checks = checks
         self._progress = progress
         self._assignments = assignments
+        self._orders = orders
         self._drain_notice_s = drain_notice_s
         self._stopping = stopping
 
@@ -128,7 +138,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         require_range("max_count", request.max_count, 1, MAX_REPORTS)
         require_range("wait", wait_s, 0, MAX_WAIT_S)
         owner = _owner()
-        labels = _labels(request.info)
+        labels = checked_labels(request.info)
         projects = await self._projects(())
         if request.runner:
             session_id = _session_id(request.runner)
@@ -138,6 +148,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 owner=owner, host=request.info.host, info=request.info.SerializeToString()
             )
         stream = self._sessions.attach(session_id, labels=labels, projects=projects, room_bytes=ANSWER_BYTES)
+        stream.takes_orders = False
         self._dispatcher.add_credit(stream, request.max_count)
         assignments: list[lease_pb2.Assignment] = []
         unreadable: list[Grant] = []
@@ -218,7 +229,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
 
     async def _open(self, request: pb.OpenSession) -> tuple[RunnerStream, Sequence[str]]:
         owner = _owner()
-        labels = _labels(request.info)
+        labels = checked_labels(request.info)
         projects = await self._projects(request.projects)
         require_range("open.running_attempts", len(request.running_attempts), 0, MAX_ATTEMPT_NAMES)
         names = sorted(set(request.running_attempts))
@@ -275,8 +286,11 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
             case "renew":
                 if message.renew.progress:
                     self._progress.report(stream.session_id, message.renew.progress)
-                if message.renew.HasField("load"):
-                    self._sessions.record_load(stream.session_id, packed_load(message.renew.load))
+                load = packed_load(message.renew.load) if message.renew.HasField("load") else None
+                if message.renew.done_order > 0:
+                    return self._confirm(stream.session_id, message.renew.done_order, load)
+                if load is not None:
+                    self._sessions.record_load(stream.session_id, load)
             case _:
                 raise malformed("message", "must be set; `open` may be sent only once")
         return None
@@ -325,6 +339,8 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
                 for attempts in parts_of(notice.attempts, MAX_ATTEMPT_NAMES):
                     names = names_of(attempts, self._project_names)
                     yield pb.StreamLeasesResponse(lease_lost=pb.LostLeases(attempts=names))
+            case RunnerOrdered():
+                yield pb.StreamLeasesResponse(order=order_message(notice))
             case Drained():
                 grace = Duration()
                 grace.FromNanoseconds(round(self._drain_notice_s * 1e9))
@@ -366,6 +382,10 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         statuses = await self._ends.report([released(attempt, session_id) for attempt in attempts])
         return [Acknowledgement(attempt=name, status=status) for name, status in zip(names, statuses, strict=True)]
 
+    async def _confirm(self, session_id: UUID, number: int, load: bytes | None) -> list[Acknowledgement]:
+        await self._orders.confirm(session_id, number, load=load)
+        return []
+
     async def _fail(self, grants: Sequence[Grant]) -> None:
         """Ends attempts that the runner is not told of, because their stored requests are unreadable."""
         reports = [unreadable_report(grant) for grant in grants]
@@ -392,7 +412,8 @@ async def _first_message(messages: AsyncIterator[pb.StreamLeasesRequest]) -> pb.
 
 async def _answer(stream: RunnerStream, slots: asyncio.Semaphore, work: Awaitable[list[Acknowledgement]]) -> None:
     try:
-        stream.send(Acknowledged(answers=await work))
+        if answers := await work:
+            stream.send(Acknowledged(answers=answers))
     finally:
         slots.release()
 
@@ -419,14 +440,6 @@ def _session_id(name: str) -> UUID:
         return parse_runner_name(name)
     except ArgumentInvalid:
         raise SessionEnded("The runner session is unknown: open a new one.", runner=name[:64]) from None
-
-
-def _labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
-    require_range("info.host", len(info.host), 0, MAX_HOST)
-    require_range("info.labels", len(info.labels), 0, MAX_LABELS)
-    require_range("info.address", len(info.address), 0, MAX_ADDRESS)
-    require_range("info", info.ByteSize(), 0, MAX_INFO_BYTES)
-    return frozenset(f"{key}={value}" for key, value in info.labels.items())
 
 
 def _first(group: BaseExceptionGroup[FulmenError]) -> FulmenError:

@@ -10,7 +10,7 @@ from fulmen.ids import parse_attempt_name, parse_runner_name
 from fulmen.store.v1 import peer_service_pb2 as pb
 from fulmen.store.v1 import peer_service_pb2_grpc
 from fulmen_store.malformed import malformed
-from fulmen_store.replicas.notifications import MAX_CANCELS, CancelHint, Notification
+from fulmen_store.replicas.notifications import MAX_CANCELS, MAX_ORDERED, CancelHint, Notification
 from fulmen_store.replicas.notifier import NotificationReceiver
 
 __all__ = ["PeerService"]
@@ -29,12 +29,14 @@ class PeerService(peer_service_pb2_grpc.PeerServiceServicer):
         for field in ("ready_projects", "finished_projects", "resource_projects"):
             _check_length(field, getattr(request, field), MAX_PROJECTS)
         _check_length("cancels", request.cancels, MAX_CANCELS)
+        _check_length("ordered_runners", request.ordered_runners, MAX_ORDERED)
         await self._receiver.receive(
             Notification(
                 ready=set(request.ready_projects),
                 finished=set(request.finished_projects),
                 resources=set(request.resource_projects),
                 projects_changed=request.projects_changed,
+                ordered={parse_runner_name(name, field="ordered_runners") for name in request.ordered_runners},
                 cancels=list(_cancels(request)),
             )
         )

@@ -14,11 +14,13 @@ from fulmen.ids import parse_runner_name, runner_name
 from fulmen.store.v1 import runner_registry_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2_grpc
 from fulmen_service_kit.rpc.message_sizes import MESSAGE_BYTES, fitting, parts_of
+from fulmen_service_kit.security.auth import require_project
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.fleet import FleetChanges, FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.orders import OrderDraft, RunnerOrders
 from fulmen_store.runners.table import RunnerTable, RunnerView
-from fulmen_store.transport.access import project_limit
+from fulmen_store.transport.access import project_limit, require_range
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.wire.leases import has_labels, runner_of
 from fulmen_store.transport.wire.queues import demand_message, demand_query
@@ -30,15 +32,24 @@ LISTED = "runners"
 MAX_LABELS = 64
 # Each name has 44 bytes.
 REMOVED_IN_MESSAGE = 10_000
+MAX_SLOTS = 10_000
+MAX_GRACE_S = 3600.0
 
 
 class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServiceServicer):
     """Serves the live runner sessions."""
 
     def __init__(
-        self, *, table: RunnerTable, fleet: FleetWatcher, demand: FleetDemand, stopping: asyncio.Event
+        self,
+        *,
+        table: RunnerTable,
+        fleet: FleetWatcher,
+        demand: FleetDemand,
+        orders: RunnerOrders,
+        stopping: asyncio.Event,
     ) -> None:
         """Creates the servicer; `stopping` is set when the replica shuts down."""
+        self._orders = orders
         self._table = table
         self._demand = demand
         self._fleet = fleet
@@ -58,13 +69,7 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
 
     async def GetRunner(self, request: pb.GetRunnerRequest, context: grpc.aio.ServicerContext) -> pb.GetRunnerResponse:
         """Returns one live session."""
-        try:
-            view = await self._table.find(parse_runner_name(request.name, field="name"), project=project_limit())
-        except ArgumentInvalid:
-            view = None
-        if view is None:
-            raise RunnerNotFound("The runner session does not exist.", runner=request.name[:128])
-        return pb.GetRunnerResponse(runner=runner_of(view))
+        return pb.GetRunnerResponse(runner=runner_of(await self._find(request.name)))
 
     async def WatchRunners(
         self, request: pb.WatchRunnersRequest, context: grpc.aio.ServicerContext
@@ -85,6 +90,48 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
     ) -> pb.GetFleetDemandResponse:
         """Returns the number of runners that running and queued rollouts need."""
         return demand_message(*await self._demand.demand(demand_query(request)))
+
+    async def SetRunnerSlots(
+        self, request: pb.SetRunnerSlotsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SetRunnerSlotsResponse:
+        """Orders a runner to set its slots."""
+        if request.automatic:
+            require_range("slot_count", request.slot_count, 0, 0)
+        else:
+            require_range("slot_count", request.slot_count, 1, MAX_SLOTS)
+        runner = await self._order(request.name, OrderDraft(slots=request.slot_count))
+        return pb.SetRunnerSlotsResponse(runner=runner)
+
+    async def DrainRunner(
+        self, request: pb.DrainRunnerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainRunnerResponse:
+        """Orders a runner to drain."""
+        grace_s = None
+        if request.HasField("grace"):
+            grace_s = request.grace.seconds + request.grace.nanos / 1e9
+            require_range("grace", grace_s, 0, MAX_GRACE_S)
+        runner = await self._order(request.name, OrderDraft(drains=True, grace_s=grace_s))
+        return pb.DrainRunnerResponse(runner=runner)
+
+    async def _order(self, name: str, draft: OrderDraft) -> pb.Runner:
+        view = await self._find(name)
+        require_project(view.project)
+        if not await self._orders.order(view.session_id, draft):
+            raise _not_found(name)
+        return runner_of(await self._find(name))
+
+    async def _find(self, name: str) -> RunnerView:
+        try:
+            view = await self._table.find(parse_runner_name(name, field="name"), project=project_limit())
+        except ArgumentInvalid:
+            view = None
+        if view is None:
+            raise _not_found(name)
+        return view
+
+
+def _not_found(name: str) -> RunnerNotFound:
+    return RunnerNotFound("The runner session does not exist.", runner=name[:128])
 
 
 def _messages(changes: FleetChanges) -> Iterator[pb.WatchRunnersResponse]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -25,10 +26,8 @@ from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.deletion import Deletion
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.feed_cursor import Cursor, Selection
-from fulmen_store.rollouts.filter import Expression, both, states_filter
+from fulmen_store.rollouts.filter import Expression
 from fulmen_store.rollouts.filter_parser import parse_filter
-from fulmen_store.rollouts.lists import RolloutLists
-from fulmen_store.rollouts.ordering import Place, parse_order
 from fulmen_store.rollouts.records import NO_RUN, RolloutView
 from fulmen_store.rollouts.requests import group_key_of
 from fulmen_store.rollouts.rollouts import Rollouts
@@ -41,16 +40,15 @@ from fulmen_store.transport.access import is_own_attempt, require_count, run_fen
 from fulmen_store.transport.comparison import RolloutComparison
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.transport.rollout_lists import ListRequests
 from fulmen_store.transport.wire.queues import stats_message
 from fulmen_store.transport.wire.rollouts import (
     add_printed,
     attempt_message,
     change_messages,
-    counts_message,
     created_rollout,
     feed_messages,
     finished_rollout,
-    rollout_of,
 )
 
 __all__ = ["RolloutService"]
@@ -74,7 +72,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         changes: QueueChanges,
         deletion: Deletion,
         table: RolloutTable,
-        lists: RolloutLists,
+        lists: ListRequests,
         dead_letters: DeadLetters,
         feed: FeedFollower,
         watch: ChangeFollower,
@@ -148,52 +146,16 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
     ) -> pb.ListRolloutsResponse:
         """Lists rollouts, newest first or in an order."""
         project = run_project(request.project, request.training_run)
-        problems: list[Violation] = []
-        with noted(problems):
-            chosen = parse_filter(request.filter)
-        with noted(problems):
-            order = parse_order(request.order_by)
-        with noted(problems):
-            limit = page_size(request.page_size, default=DEFAULT_PAGE)
-        if problems:
-            raise malformed_request(problems)
-        where = both(states_filter(frozenset(request.states)), chosen)
-        listed = f"rollouts/{project}/{request.training_run}/{sorted(request.states)}/{request.filter}"
-        if order:
-            listed += f"/{request.order_by}"
-        last = decode_token(request.page_token, listed=listed, key_bytes=None if order else ID_BYTES)
-        project_id, run_id = await self._scope(project, request.training_run)
-        if order:
-            after = None if last is None else Place.decode(last, order)
-            found = await self._lists.sorted_page(
-                project_id, run_id, where=where, order=order, after=after, limit=limit
-            )
-            views, after = found.views, found.next_after
-            shown = fitting(rollout_of(view, with_input=False) for view in views)
-            if len(shown) < len(views):
-                after = Place.of(views[len(shown) - 1], order)
-            key = None if after is None else after.encode()
-        else:
-            before = None if last is None else UUID(bytes=last)
-            page = await self._lists.page(project_id, run_id, where=where, before=before, limit=limit)
-            views, before = page.views, page.next_before
-            shown = fitting(rollout_of(view, with_input=False) for view in views)
-            if len(shown) < len(views):
-                before = views[len(shown) - 1].rollout_id
-            key = None if before is None else before.bytes
-        return pb.ListRolloutsResponse(
-            rollouts=shown,
-            next_page_token="" if key is None else encode_token(key, listed=listed),
-        )
+        asked = self._lists.checked(request, project=project)
+        return await self._lists.list(asked, await self._scope(project, request.training_run))
 
     async def CountRollouts(
         self, request: selection_pb.CountRolloutsRequest, context: grpc.aio.ServicerContext
     ) -> selection_pb.CountRolloutsResponse:
-        """Counts rollouts by state and failure kind."""
+        """Counts rollouts by state, failure kind and the values of fields."""
         project = run_project(request.project, request.training_run)
-        where = both(states_filter(frozenset(request.states)), parse_filter(request.filter))
-        project_id, run_id = await self._scope(project, request.training_run)
-        return counts_message(await self._lists.count(project_id, run_id, where=where))
+        asked = self._lists.checked_count(request)
+        return await self._lists.count(asked, await self._scope(project, request.training_run))
 
     async def CompareRollouts(
         self, request: comparison_pb.CompareRolloutsRequest, context: grpc.aio.ServicerContext
@@ -304,14 +266,15 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         run = request.training_run
         project_id, _ = await self._scope(run_project(request.project, run), run)
         selection = ChangeSelection(project_id=project_id, training_run=run)
-        async for page in self._watch.follow(
+        pages = self._watch.follow(
             project_id,
             Cursor.decode(request.cursor, selection) if request.cursor else None,
             find_run=partial(self._table.find_run, project_id, run) if run else None,
-            stopping=self._stopping,
-        ):
-            async for message in change_messages(page, selection, self._table):
-                yield message
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                async for message in change_messages(page, selection, self._table):
+                    yield message
         raise Draining("The store is shutting down: open the stream again from the last cursor.")
 
     async def GetQueueStats(

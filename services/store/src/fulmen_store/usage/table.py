@@ -54,6 +54,8 @@ class UsageTable:
             await transaction.fetch("add_usage_minutes", *added)
             if any(row[1] is not None for row in rows):
                 await transaction.fetch("add_usage_attempts", *added)
+                projects, rollouts, *_, prompts, _, completions, costs = added
+                await transaction.fetch("add_usage_rollouts", projects, rollouts, prompts, completions, costs)
             if spend:
                 await transaction.fetch("add_spend", *columns(spend, 4))
         return True

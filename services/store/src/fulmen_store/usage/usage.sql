@@ -68,6 +68,31 @@ on conflict (rollout_id, attempt, model, backend) do update set
     completion_token_count = old.completion_token_count + excluded.completion_token_count,
     cost_micros = old.cost_micros + excluded.cost_micros;
 
+-- name: add_usage_rollouts
+-- As above, all attempts of a rollout together.
+insert into rollout_usage as old (
+    rollout_id, project_id, run_id, prompt_token_count, completion_token_count, cost_micros
+)
+select s.rollout_id, s.project_id, r.run_id, s.prompt_token_count, s.completion_token_count, s.cost_micros
+from (
+    select
+        x.rollout_id, x.project_id, sum(x.prompt_token_count)::bigint as prompt_token_count,
+        sum(x.completion_token_count)::bigint as completion_token_count, sum(x.cost_micros)::bigint as cost_micros
+    from unnest($1::int[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[]) as x (
+        project_id, rollout_id, prompt_token_count, completion_token_count, cost_micros
+    )
+    where x.rollout_id is not null
+    group by x.rollout_id, x.project_id
+) s
+cross join lateral (
+    select q.run_id from rollout q where q.id = s.rollout_id and q.project_id = s.project_id limit 1
+) r
+order by s.rollout_id
+on conflict (rollout_id) do update set
+    prompt_token_count = old.prompt_token_count + excluded.prompt_token_count,
+    completion_token_count = old.completion_token_count + excluded.completion_token_count,
+    cost_micros = old.cost_micros + excluded.cost_micros;
+
 -- name: add_spend
 -- Late cost counts in the period in which it arrives; a clock that moves back begins no period anew.
 insert into budget_spend as old (project_id, subject, period, period_start, cost_micros)
@@ -219,18 +244,24 @@ returning u.project_id;
 
 -- name: delete_usage_attempts
 -- Of rollouts removed by retention.
-delete from usage_attempt u where u.ctid = any (array(
-    select q.ctid from project p
-    cross join lateral (
-        select a.ctid from usage_attempt a
-        where a.project_id = p.id and a.rollout_id < uuid7_bound(now() - p.retention)
-            and not exists (select 1 from rollout r where r.id = a.rollout_id)
+with d as (
+    delete from usage_attempt u where u.ctid = any (array(
+        select q.ctid from project p
+        cross join lateral (
+            select a.ctid from usage_attempt a
+            where a.project_id = p.id and a.rollout_id < uuid7_bound(now() - p.retention)
+                and not exists (select 1 from rollout r where r.id = a.rollout_id)
+            limit $1
+        ) q
+        where p.retention is not null
         limit $1
-    ) q
-    where p.retention is not null
-    limit $1
-))
-returning u.attempt;
+    ))
+    returning u.rollout_id, u.attempt
+), s as (
+    -- What was reported while the rollout was removed.
+    delete from rollout_usage u where u.rollout_id = any (array(select d.rollout_id from d))
+)
+select d.attempt from d;
 
 -- name: delete_usage_instances
 delete from usage_instance i where i.ctid = any (array(

@@ -40,8 +40,9 @@ from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.run_leases.unowned import UnownedRuns
 from fulmen_store.runners.fleet import FleetWatcher
 from fulmen_store.runners.fleet_demand import FleetDemand
+from fulmen_store.runners.orders import RunnerOrders
 from fulmen_store.runners.session_updates import SessionUpdates
-from fulmen_store.runners.table import RunnerTable
+from fulmen_store.runners.table import OrderTable, RunnerTable
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.durations import DurationTracker
 from fulmen_store.scheduling.hedging import Hedger
@@ -102,6 +103,7 @@ class Queue:
         # Runners and replicas.
         self.runners = RunnerTable(database, project_names)
         self.fleet = FleetWatcher(table=self.runners)
+        self.orders = RunnerOrders(table=OrderTable(database), streams=streams)
         self.demand = FleetDemand(table=DemandTable(database), durations=durations)
         own_token = OwnToken(self.signer, subject="store-replica", project=ALL_PROJECTS)
         peers = PeerClient(own_token, tls=settings.sibling_tls())
@@ -110,8 +112,9 @@ class Queue:
             replicas=replicas, client=peers, streams=streams, projects=project_names, enabled=settings.notify_peers
         )
         self.receiver = NotificationReceiver(
-            dispatcher=self.dispatcher, feed=self.feed_watch, wakeups=wakeups, leases=leases, streams=streams
-        )
+            dispatcher=self.dispatcher, feed=self.feed_watch, wakeups=wakeups, leases=leases, streams=streams,
+            orders=self.orders,
+        )  # fmt: skip
         self._subscribe(database)
         self.roles: dict[str, Role] = {
             "create-committer": self.rollouts.creations,
@@ -138,6 +141,7 @@ class Queue:
             ),
             "fleet-watcher": self.fleet,
             "fleet-demand": self.demand,
+            "runner-orders": self.orders,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
             "maintenance": Maintenance(table=UpkeepTable(database)),
             "project-follower": ProjectFollower(leases, self.dispatcher, wakeups, metrics),
@@ -160,6 +164,7 @@ class Queue:
         events.work_ready.subscribe(self.dispatcher.offer)
         events.work_unmatched.subscribe(self.sender.work_unmatched)
         events.session_notices.subscribe(self.sender.send_each)
+        self.orders.ordered.subscribe(self.sender.runner_ordered)
         self.wakeups.announced.subscribe(self.sender.announced)
         metrics.watch_database(lambda: int(database.is_writable))
         metrics.watch_demand(self.demand.shown)

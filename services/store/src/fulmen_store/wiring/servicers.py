@@ -14,6 +14,7 @@ from fulmen.store.v1 import (
     peer_service_pb2_grpc,
     project_service_pb2_grpc,
     proxy_service_pb2_grpc,
+    queue_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
     run_history_service_pb2_grpc,
@@ -54,6 +55,7 @@ from fulmen_store.retention.table import RetentionTable, UpkeepTable
 from fulmen_store.rollouts.changes import ChangeTable, QueueChanges
 from fulmen_store.rollouts.dead_letters import DeadLetters
 from fulmen_store.rollouts.deletion import Deletion, DeletionTable
+from fulmen_store.rollouts.facet_lists import RolloutFacets
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
@@ -62,6 +64,8 @@ from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.schedules.due_schedules import DueSchedules
 from fulmen_store.schedules.schedules import Schedules
 from fulmen_store.schedules.table import ScheduleTable
+from fulmen_store.scheduling.queue_watch import QueueWatch
+from fulmen_store.scheduling.table import QueueStatsTable
 from fulmen_store.sealed_secrets.sealed_secrets import SecretResealer, Secrets
 from fulmen_store.sealed_secrets.table import SecretTable
 from fulmen_store.segments.mover import SegmentMover
@@ -79,8 +83,10 @@ from fulmen_store.transport.otlp.ingest import OtlpIngest
 from fulmen_store.transport.peer_service import PeerService
 from fulmen_store.transport.project_service import ProjectService
 from fulmen_store.transport.proxy_service import ProxyService
+from fulmen_store.transport.queue_service import QueueService
 from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
+from fulmen_store.transport.rollout_lists import ListRequests
 from fulmen_store.transport.rollout_service import RolloutService
 from fulmen_store.transport.run_history_service import RunHistoryService
 from fulmen_store.transport.run_lease_service import RunLeaseService
@@ -121,19 +127,19 @@ class Servicers:
         blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
         deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=blobs)
         self.rollouts = RolloutService(
-            rollouts=queue.rollouts, table=rollouts, lists=lists,
+            rollouts=queue.rollouts, table=rollouts, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
             changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
             deletion=deletion,
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
-            watch=ChangeFollower(table=ChangedTable(database)),
+            watch=ChangeFollower(table=ChangedTable(database), stopping=stopping),
             dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
         )  # fmt: skip
         progress = ProgressWriter(ProgressTable(database))
         self.leases = LeaseService(
             sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
             checks=AttemptCheckTable(database), progress=progress, drain_notice_s=settings.drain_notice_s,
-            stopping=stopping,
+            stopping=stopping, orders=queue.orders,
             assignments=Assignments(
                 signer=queue.signer, durations=queue.durations, bounds=AttemptBoundTable(database)
             ),
@@ -155,8 +161,9 @@ class Servicers:
         self.secrets, resealer = _secrets(queue, database, keys)
         self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
         self.registry = RunnerRegistryService(
-            table=queue.runners, fleet=queue.fleet, demand=queue.demand, stopping=stopping
+            table=queue.runners, fleet=queue.fleet, demand=queue.demand, orders=queue.orders, stopping=stopping
         )
+        self.queues = _queues(queue, database)
         self.scaler = ScalerService(
             demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=stopping
         )
@@ -203,6 +210,7 @@ class Servicers:
         """Adds the servicers to a server."""
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(self.rollouts, server)
         lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(self.leases, server)
+        queue_service_pb2_grpc.add_QueueServiceServicer_to_server(self.queues, server)
         resource_service_pb2_grpc.add_ResourceServiceServicer_to_server(self.resources, server)
         project_service_pb2_grpc.add_ProjectServiceServicer_to_server(self.projects, server)
         usage_service_pb2_grpc.add_UsageServiceServicer_to_server(self.usage, server)
@@ -233,6 +241,18 @@ class Servicers:
         http = HttpServer(app=app, listener=listener, grace_s=settings.drain_grace_s, tls=settings.own_tls())
         stack.callback(http.close)
         return http
+
+
+def _queues(queue: Queue, database: Database) -> QueueService:
+    """Returns the servicer of queues."""
+    watch = QueueWatch(
+        stats=queue.stats,
+        open_credit=queue.dispatcher.open_credit,
+        unmatched=queue.dispatcher.unmatched_labels,
+        find_run=queue.rollout_table.find_run,
+        stopping=queue.stopping,
+    )
+    return QueueService(table=QueueStatsTable(database), watch=watch, rollouts=queue.rollout_table)
 
 
 def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretService, SecretResealer]:

@@ -198,7 +198,12 @@ class AsyncRollouts(Part):
         return AsyncRolloutQuery(self._session, request, limit=limit, details=details)
 
     async def count(
-        self, *, run: str | Named | None = None, states: Sequence[str] = (), filter: str = ""
+        self,
+        *,
+        run: str | Named | None = None,
+        states: Sequence[str] = (),
+        filter: str = "",
+        facets: Sequence[str] = (),
     ) -> RolloutCount:
         """Counts rollouts, in two seconds at most.
 
@@ -207,11 +212,16 @@ class AsyncRollouts(Part):
         >>> found = await client.rollouts.count(filter="reward = 1")
         >>> found.count == found.states["succeeded"], found.has_more
         (True, False)
+        >>> found = await client.rollouts.count(filter="reward = 1", facets=["reward", "agent"])
+        >>> found.facets["reward"] == {"1": found.count}
+        True
 
         Args:
             run: only those of this training run.
             states: only those in these states.
             filter: only those that match, as in `list`.
+            facets: fields of which the values are counted: `state`, `failure_kind`, `mode`, `task_type`, `agent`,
+                `training_run`, `reward` (in ranges), `resource_versions`, `required_labels` and `metadata`.
 
         Raises:
             ArgumentInvalid: if the filter is malformed.
@@ -221,6 +231,7 @@ class AsyncRollouts(Part):
             training_run=self._session.run(run),
             states=[enum_number(rollout_pb2.RolloutState, each) for each in states],
             filter=filter,
+            facets=facets,
         )
         return RolloutCount(await self._services.rollouts.CountRollouts(request))
 

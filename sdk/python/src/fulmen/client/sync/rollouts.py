@@ -143,7 +143,14 @@ class Rollouts(Face):
         """
         return faced(self._aio.list(run=run, states=states, filter=filter, limit=limit, details=details))
 
-    def count(self, *, run: str | Named | None = None, states: Sequence[str] = (), filter: str = "") -> RolloutCount:
+    def count(
+        self,
+        *,
+        run: str | Named | None = None,
+        states: Sequence[str] = (),
+        filter: str = "",
+        facets: Sequence[str] = (),
+    ) -> RolloutCount:
         """Counts rollouts, in two seconds at most.
 
         >>> client.rollouts.wait(client.rollouts.create("echo", {"input": "hello"}))
@@ -151,16 +158,21 @@ class Rollouts(Face):
         >>> found = client.rollouts.count(filter="reward = 1")
         >>> found.count == found.states["succeeded"], found.has_more
         (True, False)
+        >>> found = client.rollouts.count(filter="reward = 1", facets=["reward", "agent"])
+        >>> found.facets["reward"] == {"1": found.count}
+        True
 
         Args:
             run: only those of this training run.
             states: only those in these states.
             filter: only those that match, as in `list`.
+            facets: fields of which the values are counted: `state`, `failure_kind`, `mode`, `task_type`, `agent`,
+                `training_run`, `reward` (in ranges), `resource_versions`, `required_labels` and `metadata`.
 
         Raises:
             ArgumentInvalid: if the filter is malformed.
         """
-        return self._call(self._aio.count(run=run, states=states, filter=filter))
+        return self._call(self._aio.count(run=run, states=states, filter=filter, facets=facets))
 
     def wait(
         self, rollouts: str | Named | Iterable[str | Named], *, timeout_s: float | None = None

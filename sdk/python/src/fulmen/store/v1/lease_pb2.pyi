@@ -130,3 +130,27 @@ class GpuLoad(_message.Message):
     memory_bytes: int
     memory_limit_bytes: int
     def __init__(self, model: _Optional[str] = ..., utilization_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class RunnerOrder(_message.Message):
+    __slots__ = ("number", "slots", "drain")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    slots: SlotOrder
+    drain: DrainOrder
+    def __init__(self, number: _Optional[int] = ..., slots: _Optional[_Union[SlotOrder, _Mapping]] = ..., drain: _Optional[_Union[DrainOrder, _Mapping]] = ...) -> None: ...
+
+class SlotOrder(_message.Message):
+    __slots__ = ("slot_count", "automatic")
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    slot_count: int
+    automatic: bool
+    def __init__(self, slot_count: _Optional[int] = ..., automatic: bool = ...) -> None: ...
+
+class DrainOrder(_message.Message):
+    __slots__ = ("grace",)
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    grace: _duration_pb2.Duration
+    def __init__(self, grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

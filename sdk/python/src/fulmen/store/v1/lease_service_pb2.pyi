@@ -40,20 +40,22 @@ class StreamLeasesRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[OpenSession, _Mapping]] = ..., add_credits: _Optional[_Union[AddCredits, _Mapping]] = ..., renew: _Optional[_Union[RenewSession, _Mapping]] = ..., complete: _Optional[_Union[CompletedAttempts, _Mapping]] = ..., release: _Optional[_Union[ReleasedAttempts, _Mapping]] = ...) -> None: ...
 
 class StreamLeasesResponse(_message.Message):
-    __slots__ = ("opened", "assign", "ack", "cancel", "lease_lost", "drain")
+    __slots__ = ("opened", "assign", "ack", "cancel", "lease_lost", "drain", "order")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     LEASE_LOST_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     opened: SessionOpened
     assign: AssignedAttempts
     ack: AcknowledgedAttempts
     cancel: CancelledAttempts
     lease_lost: LostLeases
     drain: DrainNotice
-    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., assign: _Optional[_Union[AssignedAttempts, _Mapping]] = ..., ack: _Optional[_Union[AcknowledgedAttempts, _Mapping]] = ..., cancel: _Optional[_Union[CancelledAttempts, _Mapping]] = ..., lease_lost: _Optional[_Union[LostLeases, _Mapping]] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ...) -> None: ...
+    order: _lease_pb2.RunnerOrder
+    def __init__(self, opened: _Optional[_Union[SessionOpened, _Mapping]] = ..., assign: _Optional[_Union[AssignedAttempts, _Mapping]] = ..., ack: _Optional[_Union[AcknowledgedAttempts, _Mapping]] = ..., cancel: _Optional[_Union[CancelledAttempts, _Mapping]] = ..., lease_lost: _Optional[_Union[LostLeases, _Mapping]] = ..., drain: _Optional[_Union[DrainNotice, _Mapping]] = ..., order: _Optional[_Union[_lease_pb2.RunnerOrder, _Mapping]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("runner", "info", "running_attempts", "projects")
@@ -74,12 +76,14 @@ class AddCredits(_message.Message):
     def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
 
 class RenewSession(_message.Message):
-    __slots__ = ("load", "progress")
+    __slots__ = ("load", "progress", "done_order")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DONE_ORDER_FIELD_NUMBER: _ClassVar[int]
     load: _lease_pb2.RunnerLoad
     progress: _containers.RepeatedCompositeFieldContainer[ReportedProgress]
-    def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReportedProgress, _Mapping]]] = ...) -> None: ...
+    done_order: int
+    def __init__(self, load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReportedProgress, _Mapping]]] = ..., done_order: _Optional[int] = ...) -> None: ...
 
 class ReportedProgress(_message.Message):
     __slots__ = ("attempt", "progress")

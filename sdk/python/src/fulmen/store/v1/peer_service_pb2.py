@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/peer_service.proto\x12\x0f\x66ulmen.store.v1\"\xa5\x01\n\rNotifyRequest\x12\x16\n\x0eready_projects\x18\x01 \x03(\x05\x12\x19\n\x11\x66inished_projects\x18\x02 \x03(\x05\x12\x19\n\x11resource_projects\x18\x03 \x03(\x05\x12\x18\n\x10projects_changed\x18\x04 \x01(\x08\x12,\n\x07\x63\x61ncels\x18\x05 \x03(\x0b\x32\x1b.fulmen.store.v1.CancelHint\"-\n\nCancelHint\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"\x10\n\x0eNotifyResponse2X\n\x0bPeerService\x12I\n\x06Notify\x12\x1e.fulmen.store.v1.NotifyRequest\x1a\x1f.fulmen.store.v1.NotifyResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"fulmen/store/v1/peer_service.proto\x12\x0f\x66ulmen.store.v1\"\xbe\x01\n\rNotifyRequest\x12\x16\n\x0eready_projects\x18\x01 \x03(\x05\x12\x19\n\x11\x66inished_projects\x18\x02 \x03(\x05\x12\x19\n\x11resource_projects\x18\x03 \x03(\x05\x12\x18\n\x10projects_changed\x18\x04 \x01(\x08\x12,\n\x07\x63\x61ncels\x18\x05 \x03(\x0b\x32\x1b.fulmen.store.v1.CancelHint\x12\x17\n\x0fordered_runners\x18\x06 \x03(\t\"-\n\nCancelHint\x12\x0e\n\x06runner\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\t\"\x10\n\x0eNotifyResponse2X\n\x0bPeerService\x12I\n\x06Notify\x12\x1e.fulmen.store.v1.NotifyRequest\x1a\x1f.fulmen.store.v1.NotifyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.peer_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NOTIFYREQUEST']._serialized_start=56
-  _globals['_NOTIFYREQUEST']._serialized_end=221
-  _globals['_CANCELHINT']._serialized_start=223
-  _globals['_CANCELHINT']._serialized_end=268
-  _globals['_NOTIFYRESPONSE']._serialized_start=270
-  _globals['_NOTIFYRESPONSE']._serialized_end=286
-  _globals['_PEERSERVICE']._serialized_start=288
-  _globals['_PEERSERVICE']._serialized_end=376
+  _globals['_NOTIFYREQUEST']._serialized_end=246
+  _globals['_CANCELHINT']._serialized_start=248
+  _globals['_CANCELHINT']._serialized_end=293
+  _globals['_NOTIFYRESPONSE']._serialized_start=295
+  _globals['_NOTIFYRESPONSE']._serialized_end=311
+  _globals['_PEERSERVICE']._serialized_start=313
+  _globals['_PEERSERVICE']._serialized_end=401
 # @@protoc_insertion_point(module_scope)

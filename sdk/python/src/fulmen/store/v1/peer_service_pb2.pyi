@@ -6,18 +6,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NotifyRequest(_message.Message):
-    __slots__ = ("ready_projects", "finished_projects", "resource_projects", "projects_changed", "cancels")
+    __slots__ = ("ready_projects", "finished_projects", "resource_projects", "projects_changed", "cancels", "ordered_runners")
     READY_PROJECTS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_PROJECTS_FIELD_NUMBER: _ClassVar[int]
     RESOURCE_PROJECTS_FIELD_NUMBER: _ClassVar[int]
     PROJECTS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_RUNNERS_FIELD_NUMBER: _ClassVar[int]
     ready_projects: _containers.RepeatedScalarFieldContainer[int]
     finished_projects: _containers.RepeatedScalarFieldContainer[int]
     resource_projects: _containers.RepeatedScalarFieldContainer[int]
     projects_changed: bool
     cancels: _containers.RepeatedCompositeFieldContainer[CancelHint]
-    def __init__(self, ready_projects: _Optional[_Iterable[int]] = ..., finished_projects: _Optional[_Iterable[int]] = ..., resource_projects: _Optional[_Iterable[int]] = ..., projects_changed: bool = ..., cancels: _Optional[_Iterable[_Union[CancelHint, _Mapping]]] = ...) -> None: ...
+    ordered_runners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ready_projects: _Optional[_Iterable[int]] = ..., finished_projects: _Optional[_Iterable[int]] = ..., resource_projects: _Optional[_Iterable[int]] = ..., projects_changed: bool = ..., cancels: _Optional[_Iterable[_Union[CancelHint, _Mapping]]] = ..., ordered_runners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CancelHint(_message.Message):
     __slots__ = ("runner", "attempt")

@@ -39,7 +39,7 @@ ROLLOUT_MODE_VALIDATION: RolloutMode
 ROLLOUT_MODE_TEST: RolloutMode
 
 class Rollout(_message.Message):
-    __slots__ = ("name", "project", "training_run", "group_id", "group_size", "mode", "input", "input_content_type", "agent", "resource_versions", "priority", "not_before_time", "required_labels", "policy", "metadata", "state", "failure_kind", "create_time", "end_time", "attempts", "task_type", "deadline_time", "ended_attempt_count", "reward", "duration", "prompt_token_count", "completion_token_count", "cost_micros", "failure_message", "retry_time")
+    __slots__ = ("name", "project", "training_run", "group_id", "group_size", "mode", "input", "input_content_type", "agent", "resource_versions", "priority", "not_before_time", "required_labels", "policy", "metadata", "state", "failure_kind", "create_time", "end_time", "attempts", "task_type", "deadline_time", "ended_attempt_count", "reward", "duration", "prompt_token_count", "completion_token_count", "cost_micros", "failure_message", "retry_time", "input_start")
     class ResourceVersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Rollout(_message.Message):
     COST_MICROS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_TIME_FIELD_NUMBER: _ClassVar[int]
+    INPUT_START_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     training_run: str
@@ -121,7 +122,8 @@ class Rollout(_message.Message):
     cost_micros: int
     failure_message: str
     retry_time: _timestamp_pb2.Timestamp
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ..., group_id: _Optional[str] = ..., group_size: _Optional[int] = ..., mode: _Optional[_Union[RolloutMode, str]] = ..., input: _Optional[bytes] = ..., input_content_type: _Optional[str] = ..., agent: _Optional[str] = ..., resource_versions: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., not_before_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[RolloutPolicy, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ..., task_type: _Optional[str] = ..., deadline_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_attempt_count: _Optional[int] = ..., reward: _Optional[float] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., cost_micros: _Optional[int] = ..., failure_message: _Optional[str] = ..., retry_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    input_start: str
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ..., group_id: _Optional[str] = ..., group_size: _Optional[int] = ..., mode: _Optional[_Union[RolloutMode, str]] = ..., input: _Optional[bytes] = ..., input_content_type: _Optional[str] = ..., agent: _Optional[str] = ..., resource_versions: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., not_before_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[RolloutPolicy, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ..., task_type: _Optional[str] = ..., deadline_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_attempt_count: _Optional[int] = ..., reward: _Optional[float] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., cost_micros: _Optional[int] = ..., failure_message: _Optional[str] = ..., retry_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., input_start: _Optional[str] = ...) -> None: ...
 
 class RolloutPolicy(_message.Message):
     __slots__ = ("max_attempts", "attempt_timeout", "retry_on", "retry_backoff", "hedged", "model_token_budget", "attempt_timeout_quantile", "attempt_timeout_factor")

@@ -24,28 +24,33 @@ _sym_db = _symbol_database.Default()
 
 from fulmen.store.v1 import failure_pb2 as fulmen_dot_store_dot_v1_dot_failure__pb2
 from fulmen.store.v1 import rollout_pb2 as fulmen_dot_store_dot_v1_dot_rollout__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/store/v1/rollout_selection.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a google/protobuf/field_mask.proto\"|\n\x14\x43ountRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\"f\n\x15\x43ountRolloutsResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12,\n\x05parts\x18\x03 \x03(\x0b\x32\x1d.fulmen.store.v1.RolloutCount\"\x7f\n\x0cRolloutCount\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x02 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\"r\n\x14UpdateRolloutRequest\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"B\n\x15UpdateRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"q\n\x15\x44\x65leteRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12\x14\n\x0ctraining_run\x18\x04 \x01(\t\x12\x12\n\npage_token\x18\x05 \x01(\t\"\\\n\x16\x44\x65leteRolloutsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\x12\x12\n\nkept_count\x18\x02 \x01(\x05\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'fulmen/store/v1/rollout_selection.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/failure.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\"\xbb\x01\n\x14\x43ountRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x0e\n\x06\x66ilter\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x61\x63\x65ts\x18\x05 \x03(\t\x12-\n\ntime_limit\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x95\x01\n\x15\x43ountRolloutsResponse\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x10\n\x08has_more\x18\x02 \x01(\x08\x12,\n\x05parts\x18\x03 \x03(\x0b\x32\x1d.fulmen.store.v1.RolloutCount\x12-\n\x06\x66\x61\x63\x65ts\x18\x04 \x03(\x0b\x32\x1d.fulmen.store.v1.RolloutFacet\"\x94\x01\n\x0cRolloutFacet\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x32\n\x06values\x18\x02 \x03(\x0b\x32\".fulmen.store.v1.RolloutFacetValue\x12\x17\n\x0fhas_more_values\x18\x03 \x01(\x08\x12\x16\n\x0e\x65xamined_count\x18\x04 \x01(\x03\x12\x10\n\x08has_more\x18\x05 \x01(\x08\"A\n\x11RolloutFacetValue\x12\r\n\x05value\x18\x01 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\"\x7f\n\x0cRolloutCount\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x32\n\x0c\x66\x61ilure_kind\x18\x02 \x01(\x0e\x32\x1c.fulmen.store.v1.FailureKind\x12\r\n\x05\x63ount\x18\x03 \x01(\x03\"r\n\x14UpdateRolloutRequest\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\"B\n\x15UpdateRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"q\n\x15\x44\x65leteRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0e\n\x06\x66ilter\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12\x14\n\x0ctraining_run\x18\x04 \x01(\t\x12\x12\n\npage_token\x18\x05 \x01(\t\"\\\n\x16\x44\x65leteRolloutsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x05\x12\x12\n\nkept_count\x18\x02 \x01(\x05\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.store.v1.rollout_selection_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COUNTROLLOUTSREQUEST']._serialized_start=156
-  _globals['_COUNTROLLOUTSREQUEST']._serialized_end=280
-  _globals['_COUNTROLLOUTSRESPONSE']._serialized_start=282
-  _globals['_COUNTROLLOUTSRESPONSE']._serialized_end=384
-  _globals['_ROLLOUTCOUNT']._serialized_start=386
-  _globals['_ROLLOUTCOUNT']._serialized_end=513
-  _globals['_UPDATEROLLOUTREQUEST']._serialized_start=515
-  _globals['_UPDATEROLLOUTREQUEST']._serialized_end=629
-  _globals['_UPDATEROLLOUTRESPONSE']._serialized_start=631
-  _globals['_UPDATEROLLOUTRESPONSE']._serialized_end=697
-  _globals['_DELETEROLLOUTSREQUEST']._serialized_start=699
-  _globals['_DELETEROLLOUTSREQUEST']._serialized_end=812
-  _globals['_DELETEROLLOUTSRESPONSE']._serialized_start=814
-  _globals['_DELETEROLLOUTSRESPONSE']._serialized_end=906
+  _globals['_COUNTROLLOUTSREQUEST']._serialized_start=189
+  _globals['_COUNTROLLOUTSREQUEST']._serialized_end=376
+  _globals['_COUNTROLLOUTSRESPONSE']._serialized_start=379
+  _globals['_COUNTROLLOUTSRESPONSE']._serialized_end=528
+  _globals['_ROLLOUTFACET']._serialized_start=531
+  _globals['_ROLLOUTFACET']._serialized_end=679
+  _globals['_ROLLOUTFACETVALUE']._serialized_start=681
+  _globals['_ROLLOUTFACETVALUE']._serialized_end=746
+  _globals['_ROLLOUTCOUNT']._serialized_start=748
+  _globals['_ROLLOUTCOUNT']._serialized_end=875
+  _globals['_UPDATEROLLOUTREQUEST']._serialized_start=877
+  _globals['_UPDATEROLLOUTREQUEST']._serialized_end=991
+  _globals['_UPDATEROLLOUTRESPONSE']._serialized_start=993
+  _globals['_UPDATEROLLOUTRESPONSE']._serialized_end=1059
+  _globals['_DELETEROLLOUTSREQUEST']._serialized_start=1061
+  _globals['_DELETEROLLOUTSREQUEST']._serialized_end=1174
+  _globals['_DELETEROLLOUTSRESPONSE']._serialized_start=1176
+  _globals['_DELETEROLLOUTSRESPONSE']._serialized_end=1268
 # @@protoc_insertion_point(module_scope)

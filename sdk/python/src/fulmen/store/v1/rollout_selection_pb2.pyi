@@ -1,5 +1,6 @@
 from fulmen.store.v1 import failure_pb2 as _failure_pb2
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -9,26 +10,56 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CountRolloutsRequest(_message.Message):
-    __slots__ = ("project", "training_run", "states", "filter")
+    __slots__ = ("project", "training_run", "states", "filter", "facets", "time_limit")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
+    FACETS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     project: str
     training_run: str
     states: _containers.RepeatedScalarFieldContainer[_rollout_pb2.RolloutState]
     filter: str
-    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., filter: _Optional[str] = ...) -> None: ...
+    facets: _containers.RepeatedScalarFieldContainer[str]
+    time_limit: _duration_pb2.Duration
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., filter: _Optional[str] = ..., facets: _Optional[_Iterable[str]] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class CountRolloutsResponse(_message.Message):
-    __slots__ = ("count", "has_more", "parts")
+    __slots__ = ("count", "has_more", "parts", "facets")
     COUNT_FIELD_NUMBER: _ClassVar[int]
     HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    FACETS_FIELD_NUMBER: _ClassVar[int]
     count: int
     has_more: bool
     parts: _containers.RepeatedCompositeFieldContainer[RolloutCount]
-    def __init__(self, count: _Optional[int] = ..., has_more: bool = ..., parts: _Optional[_Iterable[_Union[RolloutCount, _Mapping]]] = ...) -> None: ...
+    facets: _containers.RepeatedCompositeFieldContainer[RolloutFacet]
+    def __init__(self, count: _Optional[int] = ..., has_more: bool = ..., parts: _Optional[_Iterable[_Union[RolloutCount, _Mapping]]] = ..., facets: _Optional[_Iterable[_Union[RolloutFacet, _Mapping]]] = ...) -> None: ...
+
+class RolloutFacet(_message.Message):
+    __slots__ = ("field", "values", "has_more_values", "examined_count", "has_more")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_VALUES_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    values: _containers.RepeatedCompositeFieldContainer[RolloutFacetValue]
+    has_more_values: bool
+    examined_count: int
+    has_more: bool
+    def __init__(self, field: _Optional[str] = ..., values: _Optional[_Iterable[_Union[RolloutFacetValue, _Mapping]]] = ..., has_more_values: bool = ..., examined_count: _Optional[int] = ..., has_more: bool = ...) -> None: ...
+
+class RolloutFacetValue(_message.Message):
+    __slots__ = ("value", "filter", "count")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    value: str
+    filter: str
+    count: int
+    def __init__(self, value: _Optional[str] = ..., filter: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class RolloutCount(_message.Message):
     __slots__ = ("state", "failure_kind", "count")

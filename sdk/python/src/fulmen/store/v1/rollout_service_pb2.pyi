@@ -76,7 +76,7 @@ class ListAttemptsResponse(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListRolloutsRequest(_message.Message):
-    __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter", "order_by")
+    __slots__ = ("project", "training_run", "states", "page_size", "page_token", "filter", "order_by", "time_limit")
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class ListRolloutsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     project: str
     training_run: str
     states: _containers.RepeatedScalarFieldContainer[_rollout_pb2.RolloutState]
@@ -91,15 +92,18 @@ class ListRolloutsRequest(_message.Message):
     page_token: str
     filter: str
     order_by: str
-    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ..., order_by: _Optional[str] = ...) -> None: ...
+    time_limit: _duration_pb2.Duration
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., states: _Optional[_Iterable[_Union[_rollout_pb2.RolloutState, str]]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., filter: _Optional[str] = ..., order_by: _Optional[str] = ..., time_limit: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListRolloutsResponse(_message.Message):
-    __slots__ = ("rollouts", "next_page_token")
+    __slots__ = ("rollouts", "next_page_token", "looked_back_to_time")
     ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_BACK_TO_TIME_FIELD_NUMBER: _ClassVar[int]
     rollouts: _containers.RepeatedCompositeFieldContainer[_rollout_pb2.Rollout]
     next_page_token: str
-    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    looked_back_to_time: _timestamp_pb2.Timestamp
+    def __init__(self, rollouts: _Optional[_Iterable[_Union[_rollout_pb2.Rollout, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., looked_back_to_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class CancelRolloutsRequest(_message.Message):
     __slots__ = ("names", "training_run", "project", "run_fence")

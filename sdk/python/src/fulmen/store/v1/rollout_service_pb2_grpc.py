@@ -190,7 +190,7 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CountRollouts(self, request, context):
-        """Counts rollouts, in all and by state and failure kind, in bounded time.
+        """Counts rollouts, in all, by state and failure kind, and by the values of fields, in bounded time.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Runner(_message.Message):
-    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time", "attempts", "load", "ended_count", "failed_count")
+    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time", "attempts", "load", "ended_count", "failed_count", "project", "order", "order_pending")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,9 @@ class Runner(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ENDED_COUNT_FIELD_NUMBER: _ClassVar[int]
     FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ORDER_PENDING_FIELD_NUMBER: _ClassVar[int]
     name: str
     info: _lease_pb2.RunnerInfo
     running_count: int
@@ -28,7 +31,10 @@ class Runner(_message.Message):
     load: _lease_pb2.RunnerLoad
     ended_count: int
     failed_count: int
-    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., ended_count: _Optional[int] = ..., failed_count: _Optional[int] = ...) -> None: ...
+    project: str
+    order: _lease_pb2.RunnerOrder
+    order_pending: bool
+    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., ended_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., project: _Optional[str] = ..., order: _Optional[_Union[_lease_pb2.RunnerOrder, _Mapping]] = ..., order_pending: bool = ...) -> None: ...
 
 class ListRunnersRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -129,3 +135,33 @@ class GetFleetDemandResponse(_message.Message):
     forecast_error: float
     naive_forecast_error: float
     def __init__(self, desired_runner_count: _Optional[int] = ..., desired_slot_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., running_count: _Optional[int] = ..., predicted_work: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., forecast_slot_count: _Optional[int] = ..., forecast_error: _Optional[float] = ..., naive_forecast_error: _Optional[float] = ...) -> None: ...
+
+class SetRunnerSlotsRequest(_message.Message):
+    __slots__ = ("name", "slot_count", "automatic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    slot_count: int
+    automatic: bool
+    def __init__(self, name: _Optional[str] = ..., slot_count: _Optional[int] = ..., automatic: bool = ...) -> None: ...
+
+class SetRunnerSlotsResponse(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: Runner
+    def __init__(self, runner: _Optional[_Union[Runner, _Mapping]] = ...) -> None: ...
+
+class DrainRunnerRequest(_message.Message):
+    __slots__ = ("name", "grace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    GRACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    grace: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., grace: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class DrainRunnerResponse(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: Runner
+    def __init__(self, runner: _Optional[_Union[Runner, _Mapping]] = ...) -> None: ...

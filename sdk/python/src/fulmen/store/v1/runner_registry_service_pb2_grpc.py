@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RunnerRegistryServiceStub(object):
-    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
+    """Lists runners, and passes orders to them. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     def __init__(self, channel):
@@ -55,10 +55,20 @@ class RunnerRegistryServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.FromString,
                 _registered_method=True)
+        self.SetRunnerSlots = channel.unary_unary(
+                '/fulmen.store.v1.RunnerRegistryService/SetRunnerSlots',
+                request_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsResponse.FromString,
+                _registered_method=True)
+        self.DrainRunner = channel.unary_unary(
+                '/fulmen.store.v1.RunnerRegistryService/DrainRunner',
+                request_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerRegistryServiceServicer(object):
-    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
+    """Lists runners, and passes orders to them. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     def ListRunners(self, request, context):
@@ -97,6 +107,29 @@ class RunnerRegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRunnerSlots(self, request, context):
+        """Orders a runner to set its number of slots, as `RunnerService.SetSlots`, over the stream that it holds open to the
+        store. Returns once the order is durable; it is sent at once, and until the runner has confirmed it (see
+        `Runner.order`). Holds until the next order or the end of the runner. Idempotent. Runners that hold no stream open
+        never get it.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`RUNNER_NOT_FOUND`); `PERMISSION_DENIED`: the runner
+        serves projects that the token has no access to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainRunner(self, request, context):
+        """Orders a runner to drain, as `RunnerService.Drain`: it accepts no more work, finishes running attempts within the
+        grace period, releases the rest, and exits. Returns and is sent as `SetRunnerSlots`. Idempotent.
+
+        Errors: as `SetRunnerSlots`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunnerRegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -120,6 +153,16 @@ def add_RunnerRegistryServiceServicer_to_server(servicer, server):
                     request_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.SerializeToString,
             ),
+            'SetRunnerSlots': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRunnerSlots,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsResponse.SerializeToString,
+            ),
+            'DrainRunner': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainRunner,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'fulmen.store.v1.RunnerRegistryService', rpc_method_handlers)
@@ -129,7 +172,7 @@ def add_RunnerRegistryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunnerRegistryService(object):
-    """Lists runners. Liveness is derived from the lease stream; there is no separate heartbeat.
+    """Lists runners, and passes orders to them. Liveness is derived from the lease stream; there is no separate heartbeat.
     """
 
     @staticmethod
@@ -230,6 +273,60 @@ class RunnerRegistryService(object):
             '/fulmen.store.v1.RunnerRegistryService/GetFleetDemand',
             fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.GetFleetDemandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRunnerSlots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RunnerRegistryService/SetRunnerSlots',
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.SetRunnerSlotsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainRunner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RunnerRegistryService/DrainRunner',
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_runner__registry__service__pb2.DrainRunnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -259,20 +259,22 @@ class Gateway:
         """Ends the process, which finishes its calls if it can, and the connections to it."""
         process, self._process = self._process, None
         session, self._session = self._session, None
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(GRACE_S):
-                    await process.wait()
-            except TimeoutError:
+        try:
+            if process is not None and process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                with contextlib.suppress(TimeoutError):  # then the kernel holds it
-                    async with asyncio.timeout(launch.KILL_LIMIT_S):
+                    process.terminate()
+                try:
+                    async with asyncio.timeout(GRACE_S):
                         await process.wait()
-        if session is not None:
-            await session.close()
+                except TimeoutError:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    with contextlib.suppress(TimeoutError):  # then the kernel holds it
+                        async with asyncio.timeout(launch.KILL_LIMIT_S):
+                            await process.wait()
+        finally:  # also if the wait is cancelled
+            if session is not None:
+                await session.close()
 
 
 def _not_made(error: OSError) -> GatewayDown:

@@ -8,7 +8,7 @@ from fulmen.errors import TokenInvalid
 from fulmen.ids import ALL_PROJECTS
 from fulmen_llm_proxy.calls.failures import Refused
 from fulmen_llm_proxy.metrics.keys import KeyMetrics
-from fulmen_service_kit.http.wire import Scope, client_address, header, header_count
+from fulmen_service_kit.http.wire import Scope, client_address
 from fulmen_service_kit.security.permissions import MODEL_CALL, MODEL_CALL_FOR_ATTEMPT, require
 from fulmen_service_kit.security.project_limits import ProjectLimits, ProjectShare
 from fulmen_service_kit.security.token_buckets import TokenBuckets
@@ -98,14 +98,25 @@ class HttpAuthenticator:
 
 
 def _token(scope: Scope) -> str:
-    name = next((name for name in _HEADERS if header(scope, name)), b"")
-    given = header(scope, name)
-    several = next((name for name in _HEADERS if header_count(scope, name) > 1), b"")
+    given: dict[bytes, bytes] = {}
+    several: set[bytes] = set()
+    for name, value in scope["headers"]:
+        if name in _HEADERS:
+            if name in given:
+                several.add(name)
+            else:
+                given[name] = value
     if several:
-        raise TokenInvalid(f"The request has several {several.decode()} headers: send one.", problem=MALFORMED)
-    if name != b"authorization":
-        return given.decode("latin-1").strip()
-    scheme, _, token = given.partition(b" ")
+        name = next(name for name in _HEADERS if name in several)
+        raise TokenInvalid(f"The request has several {name.decode()} headers: send one.", problem=MALFORMED)
+    for name in _HEADERS:
+        if value := given.get(name, b""):
+            return _bearer(value) if name == b"authorization" else value.decode("latin-1").strip()
+    return ""
+
+
+def _bearer(value: bytes) -> str:
+    scheme, _, token = value.partition(b" ")
     if scheme.lower() != b"bearer":
         raise TokenInvalid("The authorization header must be of the form `Bearer <token>`.")
     return token.decode("latin-1").strip()

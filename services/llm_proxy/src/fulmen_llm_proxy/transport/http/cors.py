@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Collection
 from typing import Final
 
-from fulmen_service_kit.http.server import HttpApp
+from fulmen_service_kit.http.answers import HttpApp
 from fulmen_service_kit.http.wire import Header, Message, Receive, Scope, Send, header, respond
 
 _ANY: Final = b"*"

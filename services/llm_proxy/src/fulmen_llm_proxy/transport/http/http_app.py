@@ -214,11 +214,8 @@ class HttpApp:
         if declared_bytes <= self._limits.max_bytes:
             share.require(declared_bytes)
         # Most bodies arrive with their headers; a timer for those would cost a hundredth of their call.
-        timeout_s = None if BODY_CAME in scope else self._limits.timeout_s
-        try:
-            body = await _within(timeout_s, read_body(scope, receive, self._limits.max_bytes, share.reserve))
-        except TimeoutError:
-            raise Refused(408, "request_timeout", "The request body did not arrive in time.") from None
+        reading = read_body(scope, receive, self._limits.max_bytes, share.reserve)
+        body = await (reading if BODY_CAME in scope else _within(self._limits.timeout_s, reading))
         scope[_BODY_READ] = True
         return body
 
@@ -274,11 +271,12 @@ def _charged(receive: Receive, send: Send, share: ProjectShare) -> tuple[Receive
     return received, sent
 
 
-async def _within(timeout_s: float | None, reading: Coroutine[Any, Any, bytes]) -> bytes:
-    if timeout_s is None:
-        return await reading
-    async with asyncio.timeout(timeout_s):
-        return await reading
+async def _within(timeout_s: float, reading: Coroutine[Any, Any, bytes]) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reading
+    except TimeoutError:
+        raise Refused(408, "request_timeout", "The request body did not arrive in time.") from None
 
 
 def _declared_bytes(scope: Scope) -> int:

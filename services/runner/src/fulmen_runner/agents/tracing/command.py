@@ -76,7 +76,7 @@ def _tracing() -> TracerProvider:
     from fulmen_runner.agents.tracing.current_spans import CurrentSpans
     from fulmen_runner.agents.tracing.http_clients import on_every_request, origin_of
 
-    delivery = _sdk_module("spans.delivery").DeliveringProcessor(
+    delivery = _sdk_module("fulmen.spans.delivery").DeliveringProcessor(
         owner_of=lambda _: _OWNER, give_up_s=_GIVE_UP_S, exporter=_exporter()
     )
     provider = new_provider(shutdown_on_exit=False)
@@ -99,17 +99,18 @@ def _tracing() -> TracerProvider:
 def _end(provider: TracerProvider, delivery: Any) -> None:
     """Flushes spans, and reports those that were not delivered."""
     provider.shutdown()
-    _sdk_module("attempt_files").report_undelivered_spans(delivery.undelivered(_OWNER))
+    _sdk_module("fulmen.attempt_files").report_undelivered_spans(delivery.undelivered(_OWNER))
 
 
 def _sdk_module(name: str) -> Any:
     """Imports a self-contained module of the SDK; in a Python without the SDK, from the runner's."""
     try:
-        return import_module(f"fulmen.{name}")
+        return import_module(name)
     except ImportError:
         # The SDK is not installed, or older.
+        _, *path = name.split(".")
         spec = spec_from_file_location(
-            f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], *name.split(".")).with_suffix(".py")
+            f"fulmen_runner.{name}", Path(os.environ[SDK_VARIABLE], *path).with_suffix(".py")
         )
         assert spec is not None
         assert spec.loader is not None

@@ -15,17 +15,19 @@ from fulmen_store.leases.attempt_checks import CheckedAttempt
 from fulmen_store.leases.leases import LeasedAttempt
 from fulmen_store.projects.names import ProjectNames
 from fulmen_store.runners.table import RunnerView
-from fulmen_store.scheduling.runner_streams import Acknowledgement
+from fulmen_store.scheduling.runner_streams import Acknowledgement, RunnerOrdered
+from fulmen_store.transport.access import require_range
 
 __all__ = [
-    "MAX_INFO_BYTES",
     "acks_of",
     "attempts_of",
     "has_labels",
     "names_of",
+    "order_message",
     "packed_load",
     "runner_of",
     "check_result",
+    "checked_labels",
 ]
 
 
@@ -78,6 +80,9 @@ MAX_MODEL = 64
 
 
 MAX_INFO_BYTES = 64 * 1024
+MAX_HOST = 128
+MAX_LABELS = 64
+MAX_ADDRESS = 256
 MAX_LOAD_BYTES = 32 * 1024
 
 
@@ -106,6 +111,19 @@ def packed_load(load: lease_pb2.RunnerLoad) -> bytes:
     return kept.SerializeToString(deterministic=True)
 
 
+def checked_labels(info: lease_pb2.RunnerInfo) -> frozenset[str]:
+    """Returns a runner's labels, `key=value`.
+
+    Raises:
+        ArgumentInvalid: If its description of itself is too large.
+    """
+    require_range("info.host", len(info.host), 0, MAX_HOST)
+    require_range("info.labels", len(info.labels), 0, MAX_LABELS)
+    require_range("info.address", len(info.address), 0, MAX_ADDRESS)
+    require_range("info", info.ByteSize(), 0, MAX_INFO_BYTES)
+    return frozenset(f"{key}={value}" for key, value in info.labels.items())
+
+
 def runner_of(view: RunnerView) -> registry_pb.Runner:
     """Encodes a runner."""
     runner = registry_pb.Runner(
@@ -119,9 +137,24 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
     load = read_column(lease_pb2.RunnerLoad, view.load, max_bytes=MAX_LOAD_BYTES)
     if load is not None:
         runner.load.CopyFrom(load)
+    runner.project, runner.order_pending = view.project, view.is_order_pending
+    if view.order is not None:
+        runner.order.CopyFrom(order_message(view.order))
     runner.create_time.FromDatetime(view.opened_at)
     runner.lease_expire_time.FromDatetime(view.lease_until)
     return runner
+
+
+def order_message(order: RunnerOrdered) -> lease_pb2.RunnerOrder:
+    """Encodes a runner's orders."""
+    message = lease_pb2.RunnerOrder(number=order.number)
+    if order.slots is not None:
+        message.slots.slot_count, message.slots.automatic = order.slots, not order.slots
+    if order.drains:
+        message.drain.SetInParent()
+        if order.grace_s is not None:
+            message.drain.grace.FromNanoseconds(round(order.grace_s * 1e9))
+    return message
 
 
 def has_labels(labels: Mapping[str, str]) -> Callable[[RunnerView], bool]:

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import PermissionDenied
 from fulmen.ids import ALL_PROJECTS, rollout_name
+from fulmen.store.v1 import queue_service_pb2 as queue_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import runner_registry_service_pb2 as registry_pb
 from fulmen_service_kit.security.auth import current_caller
@@ -16,8 +17,9 @@ from fulmen_service_kit.security.tokens import Caller
 from fulmen_store.malformed import malformed
 from fulmen_store.runners.demand import Demand, DemandQuery
 from fulmen_store.scheduling.fair_queue import Labels
+from fulmen_store.scheduling.queue_watch import SeenQueue
 from fulmen_store.scheduling.rules_codec import rules_message
-from fulmen_store.scheduling.table import QueueStats
+from fulmen_store.scheduling.table import ListedQueue, QueueStats
 from fulmen_store.transport.access import require_range
 
 __all__ = [
@@ -26,7 +28,9 @@ __all__ = [
     "demand_message",
     "demand_project",
     "demand_query",
+    "queue_message",
     "stats_message",
+    "watched_message",
 ]
 
 MAX_UNMATCHED = 100
@@ -64,12 +68,43 @@ def stats_message(
         _set(task_type.duration_p95, one.p95_s)
     most_first = sorted(unmatched, key=lambda one: (-one[1], sorted(one[0])))
     for labels, count in most_first[:MAX_UNMATCHED]:
-        pairs = dict(label.split("=", 1) for label in labels)
-        message.unmatched.add(labels=pairs, queued_count=count)
+        message.unmatched.add(labels=_pairs(labels), queued_count=count)
     for paused in stats.paused_agents:
         names = [rollout_name(queue.project, rollout_id) for rollout_id in paused.rollouts]
         message.paused_agents.add(agent=paused.agent, rollouts=names).pause_time.FromDatetime(paused.paused_at)
     return message
+
+
+def watched_message(seen: SeenQueue) -> queue_pb.WatchQueueStatsResponse:
+    """Encodes a queue for its watchers."""
+    message = queue_pb.WatchQueueStatsResponse(
+        stats=stats_message(seen.stats, open_credit=seen.open_credit, unmatched=seen.unmatched)
+    )
+    for each in seen.stats.labels:
+        if each.queued or each.running:
+            message.backlog.add(labels=_pairs(each.labels), queued_count=each.queued, running_count=each.running)
+    return message
+
+
+def queue_message(queue: ListedQueue) -> queue_pb.Queue:
+    """Encodes a queue beside others."""
+    terms = queue.terms
+    message = queue_pb.Queue(
+        project=queue.project,
+        queued_count=queue.queued,
+        running_count=queue.running,
+        weight=round(terms.share),
+        max_running=terms.max_running,
+        max_queued=terms.max_queued,
+        pause_reason=queue.pause_reason,
+    )
+    if queue.paused_at is not None:
+        message.pause_time.FromDatetime(queue.paused_at)
+    return message
+
+
+def _pairs(labels: Labels) -> dict[str, str]:
+    return dict(label.split("=", 1) for label in sorted(labels))
 
 
 def _set(field: Duration, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, cast
 
@@ -21,6 +21,7 @@ from fulmen_service_kit.security.tokens import TokenSigner
 from fulmen_store.database.stored import UNREADABLE, read_column
 from fulmen_store.leases.codec import MAX_PRINTED_BYTES, MAX_PROGRESS_BYTES, MAX_REPORT_BYTES
 from fulmen_store.leases.leases import Grant
+from fulmen_store.rollouts.facets import Facet
 from fulmen_store.rollouts.feed import FeedPage
 from fulmen_store.rollouts.feed_cursor import Selection
 from fulmen_store.rollouts.lists import RolloutCounts
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 FIGURES = ("reward", "prompt_token_count", "completion_token_count", "cost_micros")
+MAX_START_CHARS = 200
 KEY_MARGIN_S = 60.0
 MIN_TIMEOUT_S = 0.001
 MODE_CLAIMS: Mapping[int, str] = {
@@ -76,8 +78,16 @@ def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rol
         if figure is not None:
             setattr(message, name, figure)
     if not with_input:
+        message.input_start = _start_of(message.input)
         message.ClearField("input")
     return message
+
+
+def _start_of(text: bytes) -> str:
+    """Returns the beginning of a text in one line; empty if it is none."""
+    # A character that is cut is left out.
+    start = text[: 4 * MAX_START_CHARS].decode(errors="replace").rstrip("\ufffd")
+    return "" if "\ufffd" in start else " ".join(start.split())[:MAX_START_CHARS]
 
 
 def created_rollout(view: RolloutView) -> rollout_pb2.Rollout:
@@ -117,11 +127,20 @@ def add_printed(rollout: rollout_pb2.Rollout, printed: Mapping[int, bytes]) -> N
             attempt.printed.CopyFrom(tail or attempt_pb2.PrintedTail(stderr=UNREADABLE))
 
 
-def counts_message(counts: RolloutCounts) -> selection_pb.CountRolloutsResponse:
-    """Encodes numbers of rollouts, ordered by state and failure kind."""
+def counts_message(counts: RolloutCounts, facets: Sequence[Facet] = ()) -> selection_pb.CountRolloutsResponse:
+    """Encodes numbers of rollouts, ordered by state and failure kind, and facets."""
     message = selection_pb.CountRolloutsResponse(count=sum(counts.parts.values()), has_more=counts.has_more)
     for (state, kind), count in sorted(counts.parts.items()):
         message.parts.add(state=state.value, failure_kind=kind.value, count=count)
+    for facet in facets:
+        shown = message.facets.add(
+            field=facet.field,
+            has_more_values=facet.has_more_values,
+            examined_count=facet.examined,
+            has_more=facet.has_more,
+        )
+        for one in facet.values:
+            shown.values.add(value=one.value, filter=one.filter, count=one.count)
     return message
 
 

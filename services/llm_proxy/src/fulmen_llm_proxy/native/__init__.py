@@ -1,0 +1,1 @@
+"""Compiled functions of the proxy, and what loads them."""

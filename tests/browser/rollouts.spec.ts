@@ -1,0 +1,234 @@
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+
+import { call, expect, expectAccessible, picture, stack, test } from "./console";
+
+const ROOT = fileURLToPath(new URL("../..", import.meta.url));
+const PROJECT = "projects/default";
+const SERVICE = "fulmen.store.v1.RolloutService";
+const HOSTILE = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> \u202egnp.exe \u0007 {{1}} `;
+const WORDS = "Refund the order of the customer, and say when the parcel will arrive.";
+
+const json = (value: unknown) => Buffer.from(JSON.stringify(value)).toString("base64");
+
+/** Creates rollouts; returns their names. */
+async function create(rollouts: object[]): Promise<string[]> {
+  const answer = await call(`${SERVICE}/BatchCreateRollouts`, {
+    rollouts: rollouts.map((each) => ({ project: PROJECT, ...each })),
+  });
+  return answer.rollouts.map(({ name }: { name: string }) => name);
+}
+
+async function countOf(filter: string): Promise<number> {
+  const answer = await call(`${SERVICE}/CountRollouts`, {
+    project: PROJECT,
+    filter,
+  });
+  return Number(answer.count ?? 0);
+}
+
+/** Removes what other tests left. */
+async function removeAll(): Promise<void> {
+  await expect
+    .poll(
+      async () => {
+        const states = ["QUEUED", "RUNNING", "RETRY_WAIT"].map((each) => `ROLLOUT_STATE_${each}`);
+        const { rollouts = [] } = await call(`${SERVICE}/ListRollouts`, {
+          project: PROJECT,
+          states,
+          pageSize: 1000,
+        });
+        const names = rollouts.map(({ name }: { name: string }) => name);
+        if (names.length) await call(`${SERVICE}/CancelRollouts`, { names });
+        return names.length;
+      },
+      { timeout: 50_000 },
+    )
+    .toBe(0);
+  await call(`${SERVICE}/DeleteRollouts`, { project: PROJECT, filter: "*" });
+}
+
+test.beforeAll(async () => {
+  await removeAll();
+  const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;
+  const published = execFileSync(python, ["-m", "tests.support.browser_agent", stack().folder], { cwd: ROOT });
+  const agent = published.toString().trim();
+  const team = Array.from({ length: 8 }, (_, index) => ({
+    agent,
+    groupId: "team/1",
+    groupSize: 8,
+    taskType: "refund",
+    metadata: { customer: index % 2 ? "acme" : "zen" },
+    input: json({
+      question: WORDS,
+      answer: `The refund is ${index * 10} euros${index > 5 ? ", and the parcel arrives on Monday" : ""}.`,
+      reward: index / 8,
+    }),
+  }));
+  const failing = Array.from({ length: 3 }, (_, index) => ({
+    agent,
+    taskType: "lookup",
+    input: json({
+      question: `Look up the invoice ${index}`,
+      fail: "no invoice\u202e of this number",
+    }),
+    policy: { maxAttempts: 1 },
+  }));
+  const hostile = {
+    agent,
+    metadata: { [`<b>key</b>`]: HOSTILE },
+    input: json({
+      question: HOSTILE,
+      answer: HOSTILE + "x".repeat(40_000),
+      reward: -1.5,
+    }),
+  };
+  // No runner has this label.
+  const waiting = Array.from({ length: 5 }, (_, index) => ({
+    requiredLabels: { gpu: "none" },
+    metadata: { customer: "later" },
+    input: json({ question: `Wait ${index}` }),
+  }));
+  await create([...team, ...failing, hostile, ...waiting]);
+  await expect
+    .poll(() => countOf("state = SUCCEEDED OR state = FAILED"), {
+      timeout: 50_000,
+    })
+    .toBe(12);
+});
+
+test("rollouts are listed with their figures, and facets filter them", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts`);
+  const table = page.getByRole("table", { name: "Rollouts" });
+  await expect(table.getByRole("row")).toHaveCount(18);
+  await expect(page.getByRole("status").filter({ hasText: "17 loaded, all." })).toBeVisible();
+  const facets = page.getByRole("complementary", { name: /Values/ });
+  await expect(facets.getByRole("button", { name: /succeeded 9/ })).toBeVisible();
+  await expect(facets.getByRole("button", { name: /customer=acme 4/ })).toBeVisible();
+  await expectAccessible(page);
+  await picture(page, "rollouts");
+  await facets.getByRole("button", { name: /failed 3/ }).click();
+  await expect(table.getByRole("row")).toHaveCount(4);
+  await expect(table.getByText("ValueError: no invoice of this number").first()).toBeVisible();
+  expect(new URL(page.url()).searchParams.get("filter")).toBe("state = FAILED");
+  await facets.getByRole("button", { name: /failed 3/ }).click();
+  await expect(table.getByRole("row")).toHaveCount(18);
+});
+
+test("a filter is written with the keyboard alone, and its mistakes are named", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts`);
+  const field = page.getByRole("combobox", { name: "Filter" });
+  await field.click();
+  await field.pressSequentially("metadata.cus");
+  await expect(page.getByRole("option", { name: "metadata.customer" })).toBeVisible();
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Enter");
+  await field.pressSequentially("= ac");
+  await expectAccessible(page);
+  await page.keyboard.press("ArrowDown");
+  await page.keyboard.press("Enter");
+  await page.keyboard.press("Enter");
+  await expect(page.getByRole("table", { name: "Rollouts" }).getByRole("row")).toHaveCount(5);
+  await expect(field).toHaveValue('metadata.customer = "acme"');
+  await field.fill("reward < much");
+  await page.keyboard.press("Enter");
+  await expect(page.getByRole("alert")).toContainText("at character 10");
+  await page.getByRole("button", { name: "Clear" }).click();
+  await expect(page.getByRole("table", { name: "Rollouts" }).getByRole("row")).toHaveCount(18);
+});
+
+test("texts of tasks and answers are searched, and an address says which and how sorted", async ({ open }) => {
+  const filter = encodeURIComponent('input:"REFUND" AND output:Monday');
+  const page = await open(`${PROJECT}/rollouts?filter=${filter}&sort=-reward`, "reader");
+  const rewards = page.getByRole("table", { name: "Rollouts" }).getByRole("row").locator("td:nth-child(3)");
+  await expect(rewards).toHaveText(["0.875", "0.750"]);
+  await page.getByRole("button", { name: "Reward" }).click();
+  await expect(rewards).toHaveText(["0.750", "0.875"]);
+  expect(new URL(page.url()).searchParams.get("sort")).toBe("reward");
+  await expect(page.getByRole("columnheader", { name: "Reward" })).toHaveAttribute("aria-sort", "ascending");
+});
+
+test("hostile texts are shown as text", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent("reward < 0")}`);
+  await expect(page.getByRole("table", { name: "Rollouts" }).getByText("<script>window.pwned=1").first()).toBeVisible();
+  await expect(page.getByRole("complementary").getByText("<b>key</b>=").first()).toBeVisible();
+  expect(await page.evaluate(() => "pwned" in window)).toBe(false);
+  for (const text of await page.getByRole("table", { name: "Rollouts" }).getByRole("row").allInnerTexts())
+    expect(text).not.toMatch(/[\u202e\u0007]/);
+});
+
+test("a rollout that is created or changes is seen at once", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts`);
+  await expect(page.getByRole("status").filter({ hasText: /live$/ })).toBeVisible();
+  const [name] = await create([
+    {
+      requiredLabels: { gpu: "none" },
+      input: json({ question: "Seen at once" }),
+    },
+  ]);
+  const row = page.getByRole("row").filter({ hasText: "Seen at once" });
+  await expect(row).toContainText("queued");
+  await call(`${SERVICE}/CancelRollouts`, { names: [name] });
+  await expect(row).toContainText("cancelled");
+  await call(`${SERVICE}/DeleteRollouts`, { names: [name] });
+});
+
+test("a reader sees why it may not act, and exports", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent("state = FAILED")}`, "reader");
+  for (const name of ["Retry", "Cancel", "Delete"])
+    await expect(
+      page.getByRole("button", {
+        name: new RegExp(`^${name}… ?, not available: Your token may only read`),
+      }),
+    ).toBeVisible();
+  await page.getByRole("button", { name: "Export…" }).click();
+  const saved = page.waitForEvent("download");
+  await page.getByRole("button", { name: "Export 3" }).click();
+  const lines = readFileSync(await (await saved).path(), "utf8")
+    .trim()
+    .split("\n");
+  expect(lines.map((line) => JSON.parse(line).state)).toEqual(Array(3).fill("ROLLOUT_STATE_FAILED"));
+  await expect(page.getByText("Exported 3 rollouts.")).toBeVisible();
+});
+
+test("all that match are cancelled, retried and deleted, and the page says how many before", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent('metadata.customer = "later"')}`);
+  await expect(page.getByRole("table", { name: "Rollouts" }).getByRole("row")).toHaveCount(6);
+  await page.getByRole("button", { name: "Cancel…" }).click();
+  await expect(page.getByRole("dialog")).toContainText("5 rollouts that wait or run are cancelled.");
+  await expectAccessible(page);
+  await page.getByRole("button", { name: "Cancel 5" }).click();
+  await expect(page.getByText("Cancelled 5 rollouts.")).toBeVisible();
+  await expect.poll(() => countOf('metadata.customer = "later" AND state = CANCELLED')).toBe(5);
+  await expect(page.getByRole("row").filter({ hasText: "cancelled" })).toHaveCount(5);
+
+  await page.getByRole("button", { name: "Delete…" }).click();
+  await page.getByRole("button", { name: "Delete 5" }).click();
+  await expect(page.getByText("Deleted 5 rollouts.")).toBeVisible();
+  await expect(page.getByText("No rollout matches.")).toBeVisible();
+
+  await page.getByRole("combobox", { name: "Filter" }).fill("state = FAILED");
+  await page.keyboard.press("Enter");
+  await page.getByRole("button", { name: "Retry…" }).click();
+  await page.getByRole("button", { name: "Retry 3" }).click();
+  await expect(page.getByText("3 failed rollouts run once more.")).toBeVisible();
+  await expect.poll(() => countOf('metadata."fulmen.retry_of":*')).toBe(3);
+});
+
+test("the answers of a group stand side by side, with what differs", async ({ open }) => {
+  const page = await open(`${PROJECT}/rollouts?sort=-reward`, "reader");
+  await page.getByRole("table", { name: "Rollouts" }).getByRole("link", { name: "team/1" }).first().click();
+  await expect(page.getByRole("heading", { level: 1, name: "Group team/1" })).toBeVisible();
+  await expect(page.getByText("8 of 8 rollouts")).toBeVisible();
+  const answers = page.getByRole("region", { name: "Answers side by side" });
+  await expect(answers.getByRole("listitem")).toHaveCount(8);
+  await expect(answers.getByText("+1.528")).toBeVisible();
+  const difference = page.getByRole("region", { name: "Difference" });
+  await expect(difference.locator("del")).toContainText(["0"]);
+  await expect(difference.locator("ins").last()).toContainText("and the parcel arrives on Monday");
+  await expectAccessible(page);
+  await picture(page, "group");
+  await difference.getByLabel("from").selectOption(await difference.getByLabel("to").inputValue());
+  await expect(difference.getByText("The two answers are the same.")).toBeVisible();
+});
