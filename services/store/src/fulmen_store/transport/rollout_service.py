@@ -73,6 +73,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         deletion: Deletion,
         table: RolloutTable,
         lists: ListRequests,
+        comparison: RolloutComparison,
         dead_letters: DeadLetters,
         feed: FeedFollower,
         watch: ChangeFollower,
@@ -86,7 +87,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._deletion = deletion
         self._table = table
         self._lists = lists
-        self._comparison = RolloutComparison(lists=lists, table=table)
+        self._comparison = comparison
         self._dead_letters = dead_letters
         self._feed = feed
         self._watch = watch

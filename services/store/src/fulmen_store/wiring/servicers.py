@@ -77,6 +77,7 @@ from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.call_service import CallService
+from fulmen_store.transport.comparison import RolloutComparison
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
 from fulmen_store.transport.otlp.ingest import OtlpIngest
@@ -129,7 +130,7 @@ class Servicers:
         self.rollouts = RolloutService(
             rollouts=queue.rollouts, table=rollouts, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
             changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
-            deletion=deletion,
+            deletion=deletion, comparison=RolloutComparison(lists=lists, table=rollouts),
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
             watch=ChangeFollower(table=ChangedTable(database), stopping=stopping),
