@@ -183,3 +183,25 @@ async def _line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     async with asyncio.timeout(3 * LIMIT_S):
         return (await process.stdout.readline()).decode()
+
+
+async def test_two_sets_of_rollouts_are_compared_task_by_task(rollout: Rollout, stubs: Stubs) -> None:
+    run = "projects/default/trainingRuns/a"
+    runner = await Runner(stubs).open()
+    for version, rewards in ((1, (0.0, 0.5, 1.0)), (2, (1.0, 1.0, 0.5))):
+        for task, reward in enumerate(rewards):
+            await create(stubs, training_run=run, group_id=f"validation/{version}/{task}", input=b'"task %d"' % task)
+            await runner.complete(await runner.take(1), rewards=[{"value": reward}])
+    sides = ("--run", "a", "--group-prefix", "validation/1/", "--with-group-prefix", "validation/2/")
+    shown = await rollout("compare", *sides)
+    assert [line.split()[1] for line in shown.splitlines()[1:4]] == ['2"', '1"', '0"']
+    assert (
+        "2 wins, 1 losses, 0 ties at 3 tasks; mean 0.500 -> 0.833, difference +0.333 (-0.500 to +1.000, 95 %)" in shown
+    )
+    told = json.loads(await rollout("compare", *sides, "--output", "json"))
+    assert (told["win_count"], told["interval_method"]) == (
+        "2",
+        "paired bootstrap over tasks, percentile, 1000 resamples",
+    )
+    none = await rollout("compare", "--run", "b", "--group-prefix", "x", "--with-run", "a")
+    assert "Both sides have no task in common with a reward." in none

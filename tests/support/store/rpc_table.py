@@ -36,6 +36,8 @@ from fulmen.store.v1 import (
     usage_service_pb2,
 )
 from fulmen.store.v1 import proxy_service_pb2 as prx
+from fulmen.store.v1 import rollout_comparison_pb2 as cmp
+from fulmen.store.v1 import run_history_service_pb2 as hist
 from fulmen.store.v1 import stored_response_service_pb2 as stored
 from tests.support.store.calls import new_call
 
@@ -62,6 +64,7 @@ RUN_LEASES = "/fulmen.store.v1.RunLeaseService/"
 PROXIES = "/fulmen.store.v1.ProxyService/"
 SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
+HISTORY = "/fulmen.store.v1.RunHistoryService/"
 SCHEDULES = "/fulmen.store.v1.ScheduleService/"
 CALLS = "/fulmen.store.v1.CallService/"
 STORED = "/fulmen.store.v1.StoredResponseService/"
@@ -149,6 +152,7 @@ def new_version(things: Things, **changes: Any) -> resource_pb2.ResourceVersion:
     return resource_pb2.ResourceVersion(**({"name": things.resource, "kind": "bundle"} | changes))
 
 
+ANY = cmp.RolloutSide()
 run_leases, sch, TTL = run_lease_service_pb2, schedule_service_pb2, Duration(seconds=10)
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
@@ -176,6 +180,10 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [sel.CountRolloutsRequest(project=t.project)],
         lambda t: [sel.CountRolloutsRequest(training_run=t.run, project=t.project)],
         lambda t: [sel.CountRolloutsRequest(training_run=t.run)],
+    ],
+    ROLLOUTS + "CompareRollouts": [
+        lambda t: [cmp.CompareRolloutsRequest(project=t.project, baseline=ANY, candidate=ANY)],
+        lambda t: [cmp.CompareRolloutsRequest(baseline=cmp.RolloutSide(training_run=t.run), candidate=ANY)],
     ],
     ROLLOUTS + "UpdateRollout": [
         lambda t: [sel.UpdateRolloutRequest(rollout=rollout_pb2.Rollout(name=t.waiting, priority=1))],
@@ -344,6 +352,12 @@ PROBES: dict[str, list[Probe]] = {
     ],
     STORED + "GetStoredResponses": [lambda t: [stored.GetStoredResponsesRequest(project=t.project, id=t.session)]],
     STORED + "DeleteStoredResponse": [lambda t: [stored.DeleteStoredResponseRequest(project=t.project, id=t.session)]],
+    HISTORY + "AppendRunHistory": [
+        lambda t: [hist.AppendRunHistoryRequest(run_fence=run_leases.RunFence(training_run=t.run, epoch=1))]
+    ],
+    HISTORY + "GetRunMetrics": [lambda t: [hist.GetRunMetricsRequest(training_runs=[t.run], metrics=["loss"])]],
+    HISTORY + "ListRewardDistributions": [lambda t: [hist.ListRewardDistributionsRequest(training_run=t.run)]],
+    HISTORY + "ListRunNotices": [lambda t: [hist.ListRunNoticesRequest(training_run=t.run)]],
     RUN_LEASES + "CreateRunLease": [lambda t: [run_leases.CreateRunLeaseRequest(training_run=t.run)]],
     RUN_LEASES + "AcquireRunLease": [
         lambda t: [run_leases.AcquireRunLeaseRequest(training_run=t.run, owner="o", owner_address="h:1", ttl=TTL)],
@@ -378,6 +392,7 @@ PROBES: dict[str, list[Probe]] = {
 LISTINGS: dict[str, Message] = {
     ROLLOUTS + "ListRollouts": pb.ListRolloutsRequest(),
     ROLLOUTS + "CountRollouts": sel.CountRolloutsRequest(),
+    ROLLOUTS + "CompareRollouts": cmp.CompareRolloutsRequest(baseline=ANY, candidate=ANY),
     ROLLOUTS + "GetQueueStats": pb.GetQueueStatsRequest(),
     RESOURCES + "ListResourceVersions": res.ListResourceVersionsRequest(),
     RESOURCES + "WatchResources": res.WatchResourcesRequest(),

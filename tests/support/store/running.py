@@ -24,6 +24,7 @@ from fulmen.store.v1 import (
     rollout_pb2,
     rollout_service_pb2,
     rollout_service_pb2_grpc,
+    run_history_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     schedule_service_pb2_grpc,
@@ -56,6 +57,7 @@ class Stubs:
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.calls = call_service_pb2_grpc.CallServiceStub(channel)
         self.stored_responses = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
+        self.run_history = run_history_service_pb2_grpc.RunHistoryServiceStub(channel)
         self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)

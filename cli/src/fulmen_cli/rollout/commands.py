@@ -20,7 +20,7 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import ROLLOUT_FORMS, rollout_name, rollout_names, run_name, short_name
 from fulmen_cli.output import as_dict, console, enum_word, print_json, print_rows, when, working
-from fulmen_cli.rollout import dead, export, selection, watch
+from fulmen_cli.rollout import comparison, dead, export, selection, watch
 from fulmen_cli.rollout.backlog import pause_text
 from fulmen_cli.rollout.figures import FIGURES, cost_text, figure_cells, progress_text, reward_text, time_text
 from fulmen_cli.rollout.listing import (
@@ -57,6 +57,7 @@ def register(app: typer.Typer) -> None:
     watch.register(rollout)
     remote_command(rollout, "cancel")(cancel)
     selection.register(rollout)
+    comparison.register(rollout)
     dead.register(rollout)
     export.register(rollout)
     rescore_commands.register(rollout)

@@ -20,6 +20,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen_algorithm.clients.engine_tokens import EngineTokens
 from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.clients.rank_tokens import RankTokens
+from fulmen_algorithm.clients.run_history import StoreRunHistory
 from fulmen_algorithm.clients.run_leases import StoreRunLeases
 from fulmen_algorithm.cluster.gpus.machine import ORDER, ORDER_VARIABLE, NvidiaSmi
 from fulmen_algorithm.cluster.gpus.runs import RunGpus
@@ -52,6 +53,7 @@ from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.first_weights import WeightSources
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.runs.execution import RunExecutor
+from fulmen_algorithm.runs.history import HistoryDelivery
 from fulmen_algorithm.runs.ownership import RunOwnership
 from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_algorithm.runs.worker import RunWorker
@@ -168,6 +170,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         models=bases,
     )
     worker = RunWorker(runs, executor, ownership)
+    history = HistoryDelivery(runs, StoreRunHistory(store))
     publisher = MetricPublisher(runs, sinks_of(settings))
     _export(RunMetrics(runs), stack)
 
@@ -267,6 +270,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
             "model_sweeper": ModelSweeper(uploads, used_by=model_used_by),
             "trainers": trainers,
             "gradient_exchange": exchange,
+            "run_history": history,
             "metric_publisher": publisher,
             "revocations": followed.follower,
             "own_token": TokenRefresher(token, store),

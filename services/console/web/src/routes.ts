@@ -33,6 +33,39 @@ export const routes: Route[] = [
     screen: () => import("./screens/home/Home.svelte"),
   },
   {
+    path: "projects/:project/trainingRuns",
+    title: "Runs",
+    nav: { section: "Train", text: "Runs" },
+    screen: () => import("./screens/runs/Runs.svelte"),
+  },
+  {
+    path: "projects/:project/newRun",
+    title: "New run",
+    screen: () => import("./screens/runs/NewRun.svelte"),
+  },
+  {
+    path: "projects/:project/trainingRuns/:run",
+    title: "Run :run",
+    screen: () => import("./screens/run/Run.svelte"),
+  },
+  {
+    path: "projects/:project/trainingRuns/:run/prompts",
+    title: "Prompts of :run",
+    screen: () => import("./screens/prompts/Search.svelte"),
+  },
+  {
+    path: "projects/:project/compare",
+    title: "Compare",
+    nav: { section: "Train", text: "Compare" },
+    screen: () => import("./screens/compare/Compare.svelte"),
+  },
+  {
+    path: "projects/:project/prompts",
+    title: "Prompts",
+    nav: { section: "Train", text: "Prompts" },
+    screen: () => import("./screens/prompts/Prompts.svelte"),
+  },
+  {
     path: "projects/:project/exchange",
     title: "Exchange",
     nav: { section: "Train", text: "Exchange" },

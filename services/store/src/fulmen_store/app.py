@@ -43,6 +43,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.SecretService",
     "fulmen.store.v1.ScheduleService",
     "fulmen.store.v1.RunLeaseService",
+    "fulmen.store.v1.RunHistoryService",
     "fulmen.store.v1.CallService",
     "fulmen.store.v1.StoredResponseService",
     SCALER,

@@ -42,6 +42,7 @@ REMOVED_BY = {
 }
 BOUNDED = {
     "budget_spend": "one row per budget that a project has had",
+    "run_event": "goes with its run (on delete cascade)",
     "live_count": "one row per kind of live rollouts, and as many new ones at most before they are folded (fold_counts)",
     "project": "administrators create projects",
     "recorded_size": "one row per project",

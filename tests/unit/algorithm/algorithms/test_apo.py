@@ -15,6 +15,7 @@ from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.ports import ChatRequest
 from fulmen_algorithm.runs.report import report
 from fulmen_algorithm.runs.run import NO_POLICY, RunState
+from fulmen_algorithm.transport.prompt_candidates import prompt_candidates
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import created, live, notices, run_folder, run_journal, with_settings
 
@@ -124,6 +125,28 @@ async def test_a_search_that_was_killed_comes_to_the_same_candidates_and_pays_no
     assert searched.asking_most == concurrency
     reworded = [text for _, _, text, _, _ in found[0] if "In other words." in text]
     assert bool(reworded) == bool(paraphrases)
+
+
+async def test_the_tree_of_candidates_is_listed_in_pages_with_texts_critiques_and_scores(searched, draft, carry_out):
+    entry = await carry_out(with_settings(draft, patience=0, steps=3))
+    whole = prompt_candidates(entry, 0, "")
+    first, *edits = whole.candidates
+    assert (first.id, first.parent, first.text, first.round) == ("c0", "", FIRST, 0)
+    assert len(edits) >= 2
+    known = {each.id for each in whole.candidates}
+    assert all(each.parent in known and each.critique and each.version for each in edits)
+    assert all(each.HasField("reward_mean") and each.reward_count for each in whole.candidates)
+    assert set(whole.search.beam) <= known
+    assert whole.search.call_count
+    assert whole.search.rejected
+    best = max(whole.candidates, key=lambda each: each.validation if each.HasField("validation") else -1)
+    assert best.validation == entry.run.results["validation_accuracy_after"]
+    pages, token = [], ""
+    while not pages or token:
+        page = prompt_candidates(entry, 2, token)
+        pages += page.candidates
+        token = page.next_page_token
+    assert pages == list(whole.candidates)
 
 
 async def test_a_search_ends_with_its_budget_and_keeps_what_it_found(searched, draft, carry_out):

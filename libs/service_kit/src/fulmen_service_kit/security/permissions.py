@@ -97,6 +97,7 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListAttempts": _to(*_EVERYONE),
         "ListRollouts": _to(*_VIEWERS),
         "CountRollouts": _to(*_VIEWERS),
+        "CompareRollouts": _to(*_VIEWERS),
         "UpdateRollout": _to(
             *_WRITERS, audited=("rollout.name", "update_mask.paths", "rollout.priority", "rollout.deadline_time")
         ),
@@ -203,6 +204,12 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ReleaseRunLease": _to(_SERVICE),
         "ListRunLeases": _to(*_VIEWERS),
     },
+    "fulmen.store.v1.RunHistoryService": {
+        "AppendRunHistory": _to(_SERVICE),
+        "GetRunMetrics": _to(*_VIEWERS),
+        "ListRewardDistributions": _to(*_VIEWERS),
+        "ListRunNotices": _to(*_VIEWERS),
+    },
     "fulmen.store.v1.PeerService": {"Notify": _to(_SERVICE, scope=_DEPLOYMENT)},
     "fulmen.llm_proxy.v1.RouteService": {
         "PutRoute": _to(_SERVICE, scope=_SHARED, audited=("route.name",)),
@@ -237,6 +244,8 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "PlanTrainingRun": _to(*_WRITERS),
         "GetTrainingRun": _to(*_VIEWERS),
         "ListTrainingRuns": _to(*_VIEWERS),
+        "UpdateTrainingRun": _to(*_WRITERS, audited=("name",)),
+        "ListPromptCandidates": _to(*_VIEWERS),
         "WatchTrainingRun": _to(*_VIEWERS),
         "PauseTrainingRun": _to(*_WRITERS, audited=("name",)),
         "ResumeTrainingRun": _to(*_WRITERS, audited=("name",)),

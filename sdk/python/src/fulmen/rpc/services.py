@@ -24,6 +24,7 @@ from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.queue_service_pb2_grpc import QueueServiceStub
 from fulmen.store.v1.resource_service_pb2_grpc import ResourceServiceStub
 from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
+from fulmen.store.v1.run_history_service_pb2_grpc import RunHistoryServiceStub
 from fulmen.store.v1.run_lease_service_pb2_grpc import RunLeaseServiceStub
 from fulmen.store.v1.runner_registry_service_pb2_grpc import RunnerRegistryServiceStub
 from fulmen.store.v1.schedule_service_pb2_grpc import ScheduleServiceStub
@@ -57,6 +58,7 @@ class Services:
     calls: CallServiceStub
     secrets: SecretServiceStub
     schedules: ScheduleServiceStub
+    run_history: RunHistoryServiceStub
     run_leases: RunLeaseServiceStub
     training_runs: TrainingRunServiceStub
     exchanges: GradientExchangeServiceStub
@@ -80,6 +82,7 @@ class Services:
             calls=CallServiceStub(store),
             secrets=SecretServiceStub(store),
             schedules=ScheduleServiceStub(store),
+            run_history=RunHistoryServiceStub(store),
             run_leases=RunLeaseServiceStub(store),
             training_runs=TrainingRunServiceStub(algorithm),
             exchanges=GradientExchangeServiceStub(algorithm),

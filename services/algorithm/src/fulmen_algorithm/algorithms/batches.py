@@ -181,6 +181,7 @@ class BatchBuilder:
             metrics={
                 **self._metrics(tally, rows, seconds),
                 **_merging(scored),
+                **_lengths(scored),
                 **self._scorer.metrics(scored),
                 **divergence,
             },
@@ -334,6 +335,14 @@ def _merging(scored: Sequence[ScoredRollout]) -> dict[str, float]:
     sequences = [sequence for rollout in scored for sequence in rollout.sequences]
     calls = sum(len(sequence.calls) for sequence in sequences)
     return {"model_calls": float(calls), "calls_per_row": calls / len(sequences)} if calls else {}
+
+
+def _lengths(scored: Sequence[ScoredRollout]) -> dict[str, float]:
+    """Counts the sampled tokens of the trained rollouts."""
+    lengths = [sum(sum(sequence.loss_mask) for sequence in rollout.sequences) for rollout in scored]
+    if not lengths:
+        return {}
+    return {"rollout_tokens_mean": sum(lengths) / len(lengths), "rollout_tokens_max": float(max(lengths))}
 
 
 def _infrastructure_failed(group: FinishedGroup) -> bool:

@@ -121,6 +121,15 @@ class EventLog:
         """Returns the metrics of the events after one sequence up to another, unmerged."""
         return [event.step for event in self._between(after, upto) if event.step is not None]
 
+    def piece(self, after: int, limit: int) -> list[Event]:
+        """Returns the first events after a sequence; may be called in a thread."""
+        return list(islice(self._between(after, min(after + limit, self.last_sequence)), limit))
+
+    def branches_at(self, sequence: int) -> int:
+        """Returns how often the run had been rolled back at an event; reads all before it, and may be called in a thread."""
+        runs = [event.run for event in self._between(0, sequence) if event.run is not None]
+        return len(runs[-1].branch_points) if runs else 0
+
     @property
     def last_sequence(self) -> int:
         """Sequence of the newest event; 0 without events."""

@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from fulmen_algorithm.runs.rewards import RewardDistribution
 from fulmen_algorithm.runs.run import TrainingRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Metrics of one step; step 0 holds the measurements before the first."""
+    """Metrics of one step, and the rewards of its rollouts; step 0 holds the measurements before the first."""
 
     step: int
     values: Mapping[str, float]
+    rewards: RewardDistribution | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

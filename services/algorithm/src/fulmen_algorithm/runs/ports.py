@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
+from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER, WeightsKind
 
@@ -181,6 +182,23 @@ class RunRecord:
     training_run: str
     policy: str
     record: bytes
+
+
+class RunHistory(Protocol):
+    """What runs measured, at the store. No call waits for an outage to end."""
+
+    async def append(self, fence: RunFence, events: Sequence[Event], *, rollbacks: Mapping[int, int]) -> int:
+        """Appends events under an epoch of a run; returns the sequence of the last event that the store has of it.
+
+        Args:
+            fence: The run and its epoch.
+            events: Steps, notices, and states that `rollbacks` names; those that the store has are skipped.
+            rollbacks: Steps to which events rolled the run back, by sequence.
+
+        Raises:
+            RunLeaseLost: if another service has acquired the run, or the store does not know it.
+            ArgumentInvalid: if the store keeps no such events.
+        """
 
 
 class RunLeases(Protocol):

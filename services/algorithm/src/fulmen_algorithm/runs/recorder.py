@@ -36,6 +36,7 @@ from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.events import StepMetrics
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome, Progress, committed
+from fulmen_algorithm.runs.rewards import RewardDistribution, distribution
 
 _PROGRESS = TypeAdapter(Progress)
 SECTION_PREFIX = "section_"
@@ -108,6 +109,7 @@ class Recorder:
         self._branch_points: tuple[int, ...] = ()
         self._damaged: frozenset[Path] = frozenset()
         self._first: tuple[int, float] | None = None
+        self._rewards: RewardDistribution | None = None
 
     async def recover(
         self,
@@ -180,6 +182,9 @@ class Recorder:
         size = self.progress.consumed_bytes
         if consumed:
             size = self._files.append_consumed([c.record(branch=self.progress.branch, step=step) for c in consumed])
+        self._rewards = distribution(
+            r.reward for c in consumed for r in c.group.rollouts if r.succeeded and r.reward is not None
+        )
         self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size)
 
     def published(self, version: int) -> None:
@@ -239,7 +244,9 @@ class Recorder:
         if self.progress.branch:
             values = {**values, "rollbacks": float(self.progress.branch)}
         spent = {f"spent_{kind}_seconds": seconds for kind, seconds in self.progress.spent_s.items()}
-        self._events.step_done(StepMetrics(step=step, values={**values, **spent, **self._eta()}))
+        measured = {**values, **spent, **self._eta()}
+        self._events.step_done(StepMetrics(step=step, values=measured, rewards=self._rewards))
+        self._rewards = None
         if not isinstance(self._collapse, NoCollapse) and REWARD in values:
             await self._watch_rewards(self._collapse, groups=values.get(GROUPS, 1.0))
         await self.end_quiet_step()

@@ -9,7 +9,7 @@ with the one before it waits again when that one was rolled back.
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
@@ -184,6 +184,22 @@ class RunRegistry:
         """
         entry = self.entry(name)
         return self._changed_to(entry, rolled_back(entry.run, sequence=sequence, step=step, collapsed=collapsed))
+
+    def describe(self, name: str, *, display_name: str | None, tags: Sequence[str] | None) -> TrainingRun:
+        """Changes the display name and the tags of a run; None leaves them.
+
+        Raises:
+            OSError: if the storage is full.
+        """
+        entry = self.entry(name)
+        run = entry.run
+        entry.run = replace(
+            run,
+            display_name=run.display_name if display_name is None else display_name,
+            tags=run.tags if tags is None else tuple(tags),
+        )
+        entry.files.save_run(entry.run)
+        return entry.run
 
     def _changed_to(self, entry: Entry, run: TrainingRun) -> TrainingRun:
         """Stores a run in another state and announces it."""

@@ -84,6 +84,7 @@ class TrainingRun:
         request_digest: Distinguishes a repeated request from a different one with the same name.
         stages: Names of the runs of all stages of its training, in order; empty if it is the only one.
         prompt_version: The best prompt that it found; empty if it searches none or has not ended.
+        tags: In order, each once.
     """
 
     name: str
@@ -109,6 +110,7 @@ class TrainingRun:
     request_digest: str = ""
     stages: tuple[str, ...] = ()
     prompt_version: str = ""
+    tags: tuple[str, ...] = ()
 
     @property
     def project(self) -> str:

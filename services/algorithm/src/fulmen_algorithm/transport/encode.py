@@ -12,6 +12,7 @@ from fulmen.algorithm.v1 import algorithm_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.ids import DEFAULT_PROJECT
+from fulmen_algorithm.clients.run_history import rewards_message
 from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, setting_texts, summary
 from fulmen_algorithm.runs.creation.rules import RunDraft
@@ -31,6 +32,7 @@ def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
         name=message.name,
         project=message.project or DEFAULT_PROJECT,
         display_name=message.display_name,
+        tags=tuple(sorted(set(message.tags))),
         algorithm=message.algorithm,
         settings_json=message.settings_json,
         policy=policy_spec(message.policy),
@@ -90,6 +92,7 @@ def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = ""
         waiting_reason=waiting,
         stages=run.stages,
         prompt_version=run.prompt_version,
+        tags=run.tags,
     )
 
 
@@ -99,7 +102,8 @@ def event(value: Event) -> pb.TrainingRunEvent:
     if value.run is not None:
         message.run.CopyFrom(training_run(value.run))
     elif value.step is not None:
-        message.step.CopyFrom(pb.StepMetrics(step=value.step.step, values=value.step.values))
+        rewards = rewards_message(value.step.rewards)
+        message.step.CopyFrom(pb.StepMetrics(step=value.step.step, values=value.step.values, rewards=rewards))
     elif value.notice is not None:
         message.notice.CopyFrom(pb.RunNotice(severity=value.notice.severity, message=value.notice.message))
     return message

@@ -8,10 +8,12 @@ from weakref import WeakValueDictionary
 
 import grpc.aio
 
+from fulmen.algorithm.v1 import prompt_search_pb2 as prompts_pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.training_run_pb2 import TrainingRun as TrainingRunMessage
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceServicer
 from fulmen.errors import (
+    ArgumentInvalid,
     CheckpointNotFound,
     DeadlineExceeded,
     Draining,
@@ -24,6 +26,7 @@ from fulmen.errors import (
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.algorithm import Registry
+from fulmen_algorithm.runs.creation.descriptions import description_problems
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
 from fulmen_algorithm.runs.creation.stages import checked_runs, gpu_plans
 from fulmen_algorithm.runs.entry import Clock, Entry
@@ -38,6 +41,7 @@ from fulmen_algorithm.training.files import is_storage_trouble
 from fulmen_algorithm.transport import encode
 from fulmen_algorithm.transport.forwarding import Forwarding
 from fulmen_algorithm.transport.pages import page
+from fulmen_algorithm.transport.prompt_candidates import prompt_candidates
 from fulmen_algorithm.transport.run_access import project_in, require_run_access
 from fulmen_service_kit.security.auth import require_project
 
@@ -270,6 +274,33 @@ class TrainingRunServicer(TrainingRunServiceServicer):
             return cast(pb.GetTrainingRunReportResponse, forwarded)
         made = await asyncio.to_thread(_report, entry)
         return pb.GetTrainingRunReportResponse(markdown=made.markdown, curve_png=made.curve_png)
+
+    async def UpdateTrainingRun(
+        self, request: pb.UpdateTrainingRunRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UpdateTrainingRunResponse:
+        """Changes the display name and the tags of a run."""
+        display_name = request.display_name if request.HasField("display_name") else None
+        tags = sorted(set(request.tags.values)) if request.HasField("tags") else None
+        if problems := description_problems(display_name or "", tags or ()):
+            raise ArgumentInvalid("The request is malformed.", violations=problems)
+
+        def describe(name: str) -> TrainingRun:
+            return self._runs.describe(name, display_name=display_name, tags=tags)
+
+        changed = await self._changed(request.name, describe, "UpdateTrainingRun", request, context)
+        if isinstance(changed, Entry):
+            return pb.UpdateTrainingRunResponse(training_run=self._message(changed))
+        return cast(pb.UpdateTrainingRunResponse, changed)
+
+    async def ListPromptCandidates(
+        self, request: prompts_pb.ListPromptCandidatesRequest, context: grpc.aio.ServicerContext
+    ) -> prompts_pb.ListPromptCandidatesResponse:
+        """Lists the prompts that a run has searched through."""
+        entry = await self._entry(request.parent)
+        if entry.elsewhere:
+            forwarded = await self._forwarding.call(entry.owner_address, "ListPromptCandidates", request, context)
+            return cast(prompts_pb.ListPromptCandidatesResponse, forwarded)
+        return await asyncio.to_thread(prompt_candidates, entry, request.page_size, request.page_token)
 
     async def _entry(self, name: str) -> Entry:
         """Returns a run that the caller may see, as of its newest files; any other is as if it did not exist."""

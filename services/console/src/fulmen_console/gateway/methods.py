@@ -21,6 +21,7 @@ from fulmen.store.v1 import (
     queue_service_pb2,
     resource_service_pb2,
     rollout_service_pb2,
+    run_history_service_pb2,
     run_lease_service_pb2,
     runner_registry_service_pb2,
     schedule_service_pb2,
@@ -52,6 +53,7 @@ FORWARDED: Final[Mapping[Target, tuple[ServiceDescriptor, ...]]] = {
         call_service_pb2.DESCRIPTOR.services_by_name["CallService"],
         schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"],
         secret_service_pb2.DESCRIPTOR.services_by_name["SecretService"],
+        run_history_service_pb2.DESCRIPTOR.services_by_name["RunHistoryService"],
         run_lease_service_pb2.DESCRIPTOR.services_by_name["RunLeaseService"],
     ),
     Target.LLM_PROXY: (
@@ -87,6 +89,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "fulmen.store.v1.RunLeaseService.AcquireRunLease": _FOR_SERVICES,
     "fulmen.store.v1.RunLeaseService.RenewRunLeases": _FOR_SERVICES,
     "fulmen.store.v1.RunLeaseService.ReleaseRunLease": _FOR_SERVICES,
+    "fulmen.store.v1.RunHistoryService.AppendRunHistory": _FOR_SERVICES,
     "fulmen.algorithm.v1.WeightService.BeginUpload": _BULK,
     "fulmen.algorithm.v1.WeightService.UploadChunks": _REQUEST_STREAM,
     "fulmen.algorithm.v1.WeightService.CommitUpload": _BULK,

@@ -14,6 +14,7 @@ import grpc.aio
 from fulmen.errors import ArgumentInvalid, Draining, RolloutNotFound, Violation
 from fulmen.ids import RolloutName, attempt_of, parse_rollout_name, parse_training_run_name, rollout_name
 from fulmen.store.v1 import rollout_changes_pb2, rollout_pb2, rollout_service_pb2_grpc
+from fulmen.store.v1 import rollout_comparison_pb2 as comparison_pb
 from fulmen.store.v1 import rollout_selection_pb2 as selection_pb
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_service_kit.rpc.message_sizes import fitting
@@ -36,6 +37,7 @@ from fulmen_store.run_leases.run_leases import RunFence
 from fulmen_store.scheduling.dispatcher import Dispatcher
 from fulmen_store.scheduling.queue_stats import StatsCache
 from fulmen_store.transport.access import is_own_attempt, require_count, run_fence, run_project
+from fulmen_store.transport.comparison import RolloutComparison
 from fulmen_store.transport.in_order import answered_in_order
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
 from fulmen_store.transport.rollout_lists import ListRequests
@@ -71,6 +73,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         deletion: Deletion,
         table: RolloutTable,
         lists: ListRequests,
+        comparison: RolloutComparison,
         dead_letters: DeadLetters,
         feed: FeedFollower,
         watch: ChangeFollower,
@@ -84,6 +87,7 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         self._deletion = deletion
         self._table = table
         self._lists = lists
+        self._comparison = comparison
         self._dead_letters = dead_letters
         self._feed = feed
         self._watch = watch
@@ -153,6 +157,12 @@ class RolloutService(rollout_service_pb2_grpc.RolloutServiceServicer):
         project = run_project(request.project, request.training_run)
         asked = self._lists.checked_count(request)
         return await self._lists.count(asked, await self._scope(project, request.training_run))
+
+    async def CompareRollouts(
+        self, request: comparison_pb.CompareRolloutsRequest, context: grpc.aio.ServicerContext
+    ) -> comparison_pb.CompareRolloutsResponse:
+        """Compares the rewards of two sets of rollouts of the same tasks."""
+        return await self._comparison.compare(request)
 
     async def UpdateRollout(
         self, request: selection_pb.UpdateRolloutRequest, context: grpc.aio.ServicerContext

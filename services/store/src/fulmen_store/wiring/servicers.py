@@ -17,6 +17,7 @@ from fulmen.store.v1 import (
     queue_service_pb2_grpc,
     resource_service_pb2_grpc,
     rollout_service_pb2_grpc,
+    run_history_service_pb2_grpc,
     run_lease_service_pb2_grpc,
     runner_registry_service_pb2_grpc,
     schedule_service_pb2_grpc,
@@ -58,6 +59,7 @@ from fulmen_store.rollouts.facet_lists import RolloutFacets
 from fulmen_store.rollouts.feed import FeedFollower
 from fulmen_store.rollouts.lists import DeadLetterTable, RolloutLists
 from fulmen_store.rollouts.watch import ChangedTable, ChangeFollower
+from fulmen_store.run_history.table import RunHistoryTable
 from fulmen_store.run_leases.table import RunLeaseTable
 from fulmen_store.schedules.due_schedules import DueSchedules
 from fulmen_store.schedules.schedules import Schedules
@@ -75,6 +77,7 @@ from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
 from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.call_service import CallService
+from fulmen_store.transport.comparison import RolloutComparison
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
 from fulmen_store.transport.otlp.ingest import OtlpIngest
@@ -86,6 +89,7 @@ from fulmen_store.transport.registry_service import RunnerRegistryService
 from fulmen_store.transport.resource_service import ResourceService
 from fulmen_store.transport.rollout_lists import ListRequests
 from fulmen_store.transport.rollout_service import RolloutService
+from fulmen_store.transport.run_history_service import RunHistoryService
 from fulmen_store.transport.run_lease_service import RunLeaseService
 from fulmen_store.transport.scaler_service import ScalerService
 from fulmen_store.transport.schedule_service import ScheduleService
@@ -126,7 +130,7 @@ class Servicers:
         self.rollouts = RolloutService(
             rollouts=queue.rollouts, table=rollouts, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
             changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
-            deletion=deletion,
+            deletion=deletion, comparison=RolloutComparison(lists=lists, table=rollouts),
             dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
             feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
             watch=ChangeFollower(table=ChangedTable(database), stopping=stopping),
@@ -166,6 +170,7 @@ class Servicers:
         )
         self.peers = PeerService(queue.receiver)
         self.proxies = ProxyService(table=ProxyTable(database), projects=queue.project_names)
+        self.run_history = RunHistoryService(table=RunHistoryTable(database), projects=queue.project_names)
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
@@ -217,6 +222,7 @@ class Servicers:
         runner_registry_service_pb2_grpc.add_RunnerRegistryServiceServicer_to_server(self.registry, server)
         externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server(self.scaler, server)
         run_lease_service_pb2_grpc.add_RunLeaseServiceServicer_to_server(self.run_leases, server)
+        run_history_service_pb2_grpc.add_RunHistoryServiceServicer_to_server(self.run_history, server)
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
         call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)

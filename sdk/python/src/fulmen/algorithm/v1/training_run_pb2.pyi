@@ -1,3 +1,4 @@
+from fulmen.type.v1 import reward_distribution_pb2 as _reward_distribution_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -25,7 +26,7 @@ TRAINING_RUN_STATE_FAILED: TrainingRunState
 TRAINING_RUN_STATE_CANCELLED: TrainingRunState
 
 class TrainingRun(_message.Message):
-    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version", "engine_count", "ready_engine_count")
+    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version", "engine_count", "ready_engine_count", "tags")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +73,7 @@ class TrainingRun(_message.Message):
     PROMPT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
     READY_ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     display_name: str
@@ -97,7 +99,8 @@ class TrainingRun(_message.Message):
     prompt_version: str
     engine_count: int
     ready_engine_count: int
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ..., engine_count: _Optional[int] = ..., ready_engine_count: _Optional[int] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ..., engine_count: _Optional[int] = ..., ready_engine_count: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
     __slots__ = ("name", "version", "path", "build", "base")
@@ -128,7 +131,7 @@ class TrainingRunEvent(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., event_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., run: _Optional[_Union[TrainingRun, _Mapping]] = ..., step: _Optional[_Union[StepMetrics, _Mapping]] = ..., notice: _Optional[_Union[RunNotice, _Mapping]] = ...) -> None: ...
 
 class StepMetrics(_message.Message):
-    __slots__ = ("step", "values")
+    __slots__ = ("step", "values", "rewards")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -138,9 +141,11 @@ class StepMetrics(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STEP_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     values: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    rewards: _reward_distribution_pb2.RewardDistribution
+    def __init__(self, step: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ..., rewards: _Optional[_Union[_reward_distribution_pb2.RewardDistribution, _Mapping]] = ...) -> None: ...
 
 class RunNotice(_message.Message):
     __slots__ = ("severity", "message")

@@ -23,66 +23,73 @@ _sym_db = _symbol_database.Default()
 
 
 from fulmen.algorithm.v1 import algorithm_pb2 as fulmen_dot_algorithm_dot_v1_dot_algorithm__pb2
+from fulmen.algorithm.v1 import prompt_search_pb2 as fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2
 from fulmen.algorithm.v1 import training_run_pb2 as fulmen_dot_algorithm_dot_v1_dot_training__run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.fulmen/algorithm/v1/training_run_service.proto\x12\x13\x66ulmen.algorithm.v1\x1a#fulmen/algorithm/v1/algorithm.proto\x1a&fulmen/algorithm/v1/training_run.proto\"*\n\x15ListAlgorithmsRequest\x12\x11\n\talgorithm\x18\x01 \x01(\t\"L\n\x16ListAlgorithmsResponse\x12\x32\n\nalgorithms\x18\x01 \x03(\x0b\x32\x1e.fulmen.algorithm.v1.Algorithm\"\xb4\x01\n\x18\x43reateTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x35\n\x0bnext_stages\x18\x04 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"S\n\x19\x43reateTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"\x87\x01\n\x16PlanTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x35\n\x0bnext_stages\x18\x02 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"F\n\x17PlanTrainingRunResponse\x12+\n\x05plans\x18\x01 \x03(\x0b\x32\x1c.fulmen.algorithm.v1.GpuPlan\")\n\x07GpuPlan\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08problems\x18\x02 \x03(\t\"%\n\x15GetTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"P\n\x16GetTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"Q\n\x17ListTrainingRunsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x18ListTrainingRunsResponse\x12\x37\n\rtraining_runs\x18\x01 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x17WatchTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"P\n\x18WatchTrainingRunResponse\x12\x34\n\x05\x65vent\x18\x01 \x01(\x0b\x32%.fulmen.algorithm.v1.TrainingRunEvent\"\'\n\x17PauseTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x18PauseTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18ResumeTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19ResumeTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18\x43\x61ncelTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19\x43\x61ncelTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"O\n\x16ListCheckpointsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x17ListCheckpointsResponse\x12\x34\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1f.fulmen.algorithm.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x1aRollbackTrainingRunRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"U\n\x1bRollbackTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"+\n\x1bGetTrainingRunReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x1cGetTrainingRunReportResponse\x12\x10\n\x08markdown\x18\x01 \x01(\t\x12\x11\n\tcurve_png\x18\x02 \x01(\x0c\x32\xee\n\n\x12TrainingRunService\x12r\n\x11\x43reateTrainingRun\x12-.fulmen.algorithm.v1.CreateTrainingRunRequest\x1a..fulmen.algorithm.v1.CreateTrainingRunResponse\x12l\n\x0fPlanTrainingRun\x12+.fulmen.algorithm.v1.PlanTrainingRunRequest\x1a,.fulmen.algorithm.v1.PlanTrainingRunResponse\x12i\n\x0eGetTrainingRun\x12*.fulmen.algorithm.v1.GetTrainingRunRequest\x1a+.fulmen.algorithm.v1.GetTrainingRunResponse\x12o\n\x10ListTrainingRuns\x12,.fulmen.algorithm.v1.ListTrainingRunsRequest\x1a-.fulmen.algorithm.v1.ListTrainingRunsResponse\x12q\n\x10WatchTrainingRun\x12,.fulmen.algorithm.v1.WatchTrainingRunRequest\x1a-.fulmen.algorithm.v1.WatchTrainingRunResponse0\x01\x12o\n\x10PauseTrainingRun\x12,.fulmen.algorithm.v1.PauseTrainingRunRequest\x1a-.fulmen.algorithm.v1.PauseTrainingRunResponse\x12r\n\x11ResumeTrainingRun\x12-.fulmen.algorithm.v1.ResumeTrainingRunRequest\x1a..fulmen.algorithm.v1.ResumeTrainingRunResponse\x12r\n\x11\x43\x61ncelTrainingRun\x12-.fulmen.algorithm.v1.CancelTrainingRunRequest\x1a..fulmen.algorithm.v1.CancelTrainingRunResponse\x12l\n\x0fListCheckpoints\x12+.fulmen.algorithm.v1.ListCheckpointsRequest\x1a,.fulmen.algorithm.v1.ListCheckpointsResponse\x12x\n\x13RollbackTrainingRun\x12/.fulmen.algorithm.v1.RollbackTrainingRunRequest\x1a\x30.fulmen.algorithm.v1.RollbackTrainingRunResponse\x12{\n\x14GetTrainingRunReport\x12\x30.fulmen.algorithm.v1.GetTrainingRunReportRequest\x1a\x31.fulmen.algorithm.v1.GetTrainingRunReportResponse\x12i\n\x0eListAlgorithms\x12*.fulmen.algorithm.v1.ListAlgorithmsRequest\x1a+.fulmen.algorithm.v1.ListAlgorithmsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.fulmen/algorithm/v1/training_run_service.proto\x12\x13\x66ulmen.algorithm.v1\x1a#fulmen/algorithm/v1/algorithm.proto\x1a\'fulmen/algorithm/v1/prompt_search.proto\x1a&fulmen/algorithm/v1/training_run.proto\"*\n\x15ListAlgorithmsRequest\x12\x11\n\talgorithm\x18\x01 \x01(\t\"L\n\x16ListAlgorithmsResponse\x12\x32\n\nalgorithms\x18\x01 \x03(\x0b\x32\x1e.fulmen.algorithm.v1.Algorithm\"\xb4\x01\n\x18\x43reateTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x35\n\x0bnext_stages\x18\x04 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"S\n\x19\x43reateTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"\x87\x01\n\x16PlanTrainingRunRequest\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x35\n\x0bnext_stages\x18\x02 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"F\n\x17PlanTrainingRunResponse\x12+\n\x05plans\x18\x01 \x03(\x0b\x32\x1c.fulmen.algorithm.v1.GpuPlan\")\n\x07GpuPlan\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08problems\x18\x02 \x03(\t\"\x80\x01\n\x18UpdateTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x19\n\x0c\x64isplay_name\x18\x02 \x01(\tH\x00\x88\x01\x01\x12*\n\x04tags\x18\x03 \x01(\x0b\x32\x1c.fulmen.algorithm.v1.TagListB\x0f\n\r_display_name\"\x19\n\x07TagList\x12\x0e\n\x06values\x18\x01 \x03(\t\"S\n\x19UpdateTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"%\n\x15GetTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"P\n\x16GetTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"Q\n\x17ListTrainingRunsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"l\n\x18ListTrainingRunsResponse\x12\x37\n\rtraining_runs\x18\x01 \x03(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"?\n\x17WatchTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"P\n\x18WatchTrainingRunResponse\x12\x34\n\x05\x65vent\x18\x01 \x01(\x0b\x32%.fulmen.algorithm.v1.TrainingRunEvent\"\'\n\x17PauseTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"R\n\x18PauseTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18ResumeTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19ResumeTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"(\n\x18\x43\x61ncelTrainingRunRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"S\n\x19\x43\x61ncelTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"O\n\x16ListCheckpointsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"h\n\x17ListCheckpointsResponse\x12\x34\n\x0b\x63heckpoints\x18\x01 \x03(\x0b\x32\x1f.fulmen.algorithm.v1.Checkpoint\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x1aRollbackTrainingRunRequest\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"U\n\x1bRollbackTrainingRunResponse\x12\x36\n\x0ctraining_run\x18\x01 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRun\"+\n\x1bGetTrainingRunReportRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x1cGetTrainingRunReportResponse\x12\x10\n\x08markdown\x18\x01 \x01(\t\x12\x11\n\tcurve_png\x18\x02 \x01(\x0c\x32\xdf\x0c\n\x12TrainingRunService\x12r\n\x11\x43reateTrainingRun\x12-.fulmen.algorithm.v1.CreateTrainingRunRequest\x1a..fulmen.algorithm.v1.CreateTrainingRunResponse\x12l\n\x0fPlanTrainingRun\x12+.fulmen.algorithm.v1.PlanTrainingRunRequest\x1a,.fulmen.algorithm.v1.PlanTrainingRunResponse\x12i\n\x0eGetTrainingRun\x12*.fulmen.algorithm.v1.GetTrainingRunRequest\x1a+.fulmen.algorithm.v1.GetTrainingRunResponse\x12o\n\x10ListTrainingRuns\x12,.fulmen.algorithm.v1.ListTrainingRunsRequest\x1a-.fulmen.algorithm.v1.ListTrainingRunsResponse\x12q\n\x10WatchTrainingRun\x12,.fulmen.algorithm.v1.WatchTrainingRunRequest\x1a-.fulmen.algorithm.v1.WatchTrainingRunResponse0\x01\x12o\n\x10PauseTrainingRun\x12,.fulmen.algorithm.v1.PauseTrainingRunRequest\x1a-.fulmen.algorithm.v1.PauseTrainingRunResponse\x12r\n\x11ResumeTrainingRun\x12-.fulmen.algorithm.v1.ResumeTrainingRunRequest\x1a..fulmen.algorithm.v1.ResumeTrainingRunResponse\x12r\n\x11\x43\x61ncelTrainingRun\x12-.fulmen.algorithm.v1.CancelTrainingRunRequest\x1a..fulmen.algorithm.v1.CancelTrainingRunResponse\x12l\n\x0fListCheckpoints\x12+.fulmen.algorithm.v1.ListCheckpointsRequest\x1a,.fulmen.algorithm.v1.ListCheckpointsResponse\x12x\n\x13RollbackTrainingRun\x12/.fulmen.algorithm.v1.RollbackTrainingRunRequest\x1a\x30.fulmen.algorithm.v1.RollbackTrainingRunResponse\x12{\n\x14GetTrainingRunReport\x12\x30.fulmen.algorithm.v1.GetTrainingRunReportRequest\x1a\x31.fulmen.algorithm.v1.GetTrainingRunReportResponse\x12r\n\x11UpdateTrainingRun\x12-.fulmen.algorithm.v1.UpdateTrainingRunRequest\x1a..fulmen.algorithm.v1.UpdateTrainingRunResponse\x12{\n\x14ListPromptCandidates\x12\x30.fulmen.algorithm.v1.ListPromptCandidatesRequest\x1a\x31.fulmen.algorithm.v1.ListPromptCandidatesResponse\x12i\n\x0eListAlgorithms\x12*.fulmen.algorithm.v1.ListAlgorithmsRequest\x1a+.fulmen.algorithm.v1.ListAlgorithmsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.algorithm.v1.training_run_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTALGORITHMSREQUEST']._serialized_start=148
-  _globals['_LISTALGORITHMSREQUEST']._serialized_end=190
-  _globals['_LISTALGORITHMSRESPONSE']._serialized_start=192
-  _globals['_LISTALGORITHMSRESPONSE']._serialized_end=268
-  _globals['_CREATETRAININGRUNREQUEST']._serialized_start=271
-  _globals['_CREATETRAININGRUNREQUEST']._serialized_end=451
-  _globals['_CREATETRAININGRUNRESPONSE']._serialized_start=453
-  _globals['_CREATETRAININGRUNRESPONSE']._serialized_end=536
-  _globals['_PLANTRAININGRUNREQUEST']._serialized_start=539
-  _globals['_PLANTRAININGRUNREQUEST']._serialized_end=674
-  _globals['_PLANTRAININGRUNRESPONSE']._serialized_start=676
-  _globals['_PLANTRAININGRUNRESPONSE']._serialized_end=746
-  _globals['_GPUPLAN']._serialized_start=748
-  _globals['_GPUPLAN']._serialized_end=789
-  _globals['_GETTRAININGRUNREQUEST']._serialized_start=791
-  _globals['_GETTRAININGRUNREQUEST']._serialized_end=828
-  _globals['_GETTRAININGRUNRESPONSE']._serialized_start=830
-  _globals['_GETTRAININGRUNRESPONSE']._serialized_end=910
-  _globals['_LISTTRAININGRUNSREQUEST']._serialized_start=912
-  _globals['_LISTTRAININGRUNSREQUEST']._serialized_end=993
-  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_start=995
-  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_end=1103
-  _globals['_WATCHTRAININGRUNREQUEST']._serialized_start=1105
-  _globals['_WATCHTRAININGRUNREQUEST']._serialized_end=1168
-  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_start=1170
-  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_end=1250
-  _globals['_PAUSETRAININGRUNREQUEST']._serialized_start=1252
-  _globals['_PAUSETRAININGRUNREQUEST']._serialized_end=1291
-  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_start=1293
-  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_end=1375
-  _globals['_RESUMETRAININGRUNREQUEST']._serialized_start=1377
-  _globals['_RESUMETRAININGRUNREQUEST']._serialized_end=1417
-  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_start=1419
-  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_end=1502
-  _globals['_CANCELTRAININGRUNREQUEST']._serialized_start=1504
-  _globals['_CANCELTRAININGRUNREQUEST']._serialized_end=1544
-  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_start=1546
-  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_end=1629
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1631
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1710
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1712
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1816
-  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_start=1818
-  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_end=1866
-  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_start=1868
-  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_end=1953
-  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_start=1955
-  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_end=1998
-  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_start=2000
-  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_end=2067
-  _globals['_TRAININGRUNSERVICE']._serialized_start=2070
-  _globals['_TRAININGRUNSERVICE']._serialized_end=3460
+  _globals['_LISTALGORITHMSREQUEST']._serialized_start=189
+  _globals['_LISTALGORITHMSREQUEST']._serialized_end=231
+  _globals['_LISTALGORITHMSRESPONSE']._serialized_start=233
+  _globals['_LISTALGORITHMSRESPONSE']._serialized_end=309
+  _globals['_CREATETRAININGRUNREQUEST']._serialized_start=312
+  _globals['_CREATETRAININGRUNREQUEST']._serialized_end=492
+  _globals['_CREATETRAININGRUNRESPONSE']._serialized_start=494
+  _globals['_CREATETRAININGRUNRESPONSE']._serialized_end=577
+  _globals['_PLANTRAININGRUNREQUEST']._serialized_start=580
+  _globals['_PLANTRAININGRUNREQUEST']._serialized_end=715
+  _globals['_PLANTRAININGRUNRESPONSE']._serialized_start=717
+  _globals['_PLANTRAININGRUNRESPONSE']._serialized_end=787
+  _globals['_GPUPLAN']._serialized_start=789
+  _globals['_GPUPLAN']._serialized_end=830
+  _globals['_UPDATETRAININGRUNREQUEST']._serialized_start=833
+  _globals['_UPDATETRAININGRUNREQUEST']._serialized_end=961
+  _globals['_TAGLIST']._serialized_start=963
+  _globals['_TAGLIST']._serialized_end=988
+  _globals['_UPDATETRAININGRUNRESPONSE']._serialized_start=990
+  _globals['_UPDATETRAININGRUNRESPONSE']._serialized_end=1073
+  _globals['_GETTRAININGRUNREQUEST']._serialized_start=1075
+  _globals['_GETTRAININGRUNREQUEST']._serialized_end=1112
+  _globals['_GETTRAININGRUNRESPONSE']._serialized_start=1114
+  _globals['_GETTRAININGRUNRESPONSE']._serialized_end=1194
+  _globals['_LISTTRAININGRUNSREQUEST']._serialized_start=1196
+  _globals['_LISTTRAININGRUNSREQUEST']._serialized_end=1277
+  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_start=1279
+  _globals['_LISTTRAININGRUNSRESPONSE']._serialized_end=1387
+  _globals['_WATCHTRAININGRUNREQUEST']._serialized_start=1389
+  _globals['_WATCHTRAININGRUNREQUEST']._serialized_end=1452
+  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_start=1454
+  _globals['_WATCHTRAININGRUNRESPONSE']._serialized_end=1534
+  _globals['_PAUSETRAININGRUNREQUEST']._serialized_start=1536
+  _globals['_PAUSETRAININGRUNREQUEST']._serialized_end=1575
+  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_start=1577
+  _globals['_PAUSETRAININGRUNRESPONSE']._serialized_end=1659
+  _globals['_RESUMETRAININGRUNREQUEST']._serialized_start=1661
+  _globals['_RESUMETRAININGRUNREQUEST']._serialized_end=1701
+  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_start=1703
+  _globals['_RESUMETRAININGRUNRESPONSE']._serialized_end=1786
+  _globals['_CANCELTRAININGRUNREQUEST']._serialized_start=1788
+  _globals['_CANCELTRAININGRUNREQUEST']._serialized_end=1828
+  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_start=1830
+  _globals['_CANCELTRAININGRUNRESPONSE']._serialized_end=1913
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=1915
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=1994
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=1996
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=2100
+  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_start=2102
+  _globals['_ROLLBACKTRAININGRUNREQUEST']._serialized_end=2150
+  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_start=2152
+  _globals['_ROLLBACKTRAININGRUNRESPONSE']._serialized_end=2237
+  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_start=2239
+  _globals['_GETTRAININGRUNREPORTREQUEST']._serialized_end=2282
+  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_start=2284
+  _globals['_GETTRAININGRUNREPORTRESPONSE']._serialized_end=2351
+  _globals['_TRAININGRUNSERVICE']._serialized_start=2354
+  _globals['_TRAININGRUNSERVICE']._serialized_end=3985
 # @@protoc_insertion_point(module_scope)

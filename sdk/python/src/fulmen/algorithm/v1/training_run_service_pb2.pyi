@@ -1,4 +1,5 @@
 from fulmen.algorithm.v1 import algorithm_pb2 as _algorithm_pb2
+from fulmen.algorithm.v1 import prompt_search_pb2 as _prompt_search_pb2
 from fulmen.algorithm.v1 import training_run_pb2 as _training_run_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -58,6 +59,28 @@ class GpuPlan(_message.Message):
     text: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, text: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UpdateTrainingRunRequest(_message.Message):
+    __slots__ = ("name", "display_name", "tags")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DISPLAY_NAME_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    display_name: str
+    tags: TagList
+    def __init__(self, name: _Optional[str] = ..., display_name: _Optional[str] = ..., tags: _Optional[_Union[TagList, _Mapping]] = ...) -> None: ...
+
+class TagList(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UpdateTrainingRunResponse(_message.Message):
+    __slots__ = ("training_run",)
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    training_run: _training_run_pb2.TrainingRun
+    def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ...) -> None: ...
 
 class GetTrainingRunRequest(_message.Message):
     __slots__ = ("name",)

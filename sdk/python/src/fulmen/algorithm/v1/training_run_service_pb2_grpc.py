@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from fulmen.algorithm.v1 import prompt_search_pb2 as fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2
 from fulmen.algorithm.v1 import training_run_service_pb2 as fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
@@ -92,6 +93,16 @@ class TrainingRunServiceStub(object):
                 '/fulmen.algorithm.v1.TrainingRunService/GetTrainingRunReport',
                 request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.SerializeToString,
                 response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.FromString,
+                _registered_method=True)
+        self.UpdateTrainingRun = channel.unary_unary(
+                '/fulmen.algorithm.v1.TrainingRunService/UpdateTrainingRun',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunResponse.FromString,
+                _registered_method=True)
+        self.ListPromptCandidates = channel.unary_unary(
+                '/fulmen.algorithm.v1.TrainingRunService/ListPromptCandidates',
+                request_serializer=fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesRequest.SerializeToString,
+                response_deserializer=fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesResponse.FromString,
                 _registered_method=True)
         self.ListAlgorithms = channel.unary_unary(
                 '/fulmen.algorithm.v1.TrainingRunService/ListAlgorithms',
@@ -204,6 +215,23 @@ class TrainingRunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateTrainingRun(self, request, context):
+        """Changes the display name and the tags of a run, whatever its state. Idempotent.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPromptCandidates(self, request, context):
+        """Lists the prompts that a run has searched through, as of its newest checkpoint, in the order in which they were made.
+        The list is empty for a run that searches none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAlgorithms(self, request, context):
         """Lists the available algorithms with their inputs and settings, ordered by name.
         """
@@ -268,6 +296,16 @@ def add_TrainingRunServiceServicer_to_server(servicer, server):
                     servicer.GetTrainingRunReport,
                     request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.FromString,
                     response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.SerializeToString,
+            ),
+            'UpdateTrainingRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTrainingRun,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunResponse.SerializeToString,
+            ),
+            'ListPromptCandidates': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPromptCandidates,
+                    request_deserializer=fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesRequest.FromString,
+                    response_serializer=fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesResponse.SerializeToString,
             ),
             'ListAlgorithms': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAlgorithms,
@@ -576,6 +614,60 @@ class TrainingRunService(object):
             '/fulmen.algorithm.v1.TrainingRunService/GetTrainingRunReport',
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportRequest.SerializeToString,
             fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.GetTrainingRunReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTrainingRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.TrainingRunService/UpdateTrainingRun',
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_training__run__service__pb2.UpdateTrainingRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPromptCandidates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.algorithm.v1.TrainingRunService/ListPromptCandidates',
+            fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesRequest.SerializeToString,
+            fulmen_dot_algorithm_dot_v1_dot_prompt__search__pb2.ListPromptCandidatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from fulmen.store.v1 import attempt_pb2 as fulmen_dot_store_dot_v1_dot_attempt__pb2
 from fulmen.store.v1 import rollout_pb2 as fulmen_dot_store_dot_v1_dot_rollout__pb2
 from fulmen.store.v1 import rollout_changes_pb2 as fulmen_dot_store_dot_v1_dot_rollout__changes__pb2
+from fulmen.store.v1 import rollout_comparison_pb2 as fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2
 from fulmen.store.v1 import rollout_selection_pb2 as fulmen_dot_store_dot_v1_dot_rollout__selection__pb2
 from fulmen.store.v1 import run_lease_service_pb2 as fulmen_dot_store_dot_v1_dot_run__lease__service__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/rollout_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a%fulmen/store/v1/rollout_changes.proto\x1a\'fulmen/store/v1/rollout_selection.proto\x1a\'fulmen/store/v1/run_lease_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x1a\x42\x61tchCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12,\n\trun_fence\x18\x03 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"I\n\x1b\x42\x61tchCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"]\n\x1bStreamCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x1cStreamCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"7\n\x11GetRolloutRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cwith_printed\x18\x02 \x01(\x08\"?\n\x12GetRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"L\n\x13ListAttemptsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x14ListAttemptsResponse\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Attempt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe3\x01\n\x13ListRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x06 \x01(\t\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x14ListRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x37\n\x13looked_back_to_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"{\n\x15\x43\x61ncelRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"K\n\x16\x43\x61ncelRolloutsResponse\x12\x17\n\x0f\x63\x61ncelled_count\x18\x01 \x01(\x05\x12\x18\n\x10\x63\x61ncelling_count\x18\x02 \x01(\x05\"p\n\x14RetryRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0ctraining_run\x18\x05 \x01(\t\"U\n\x15RetryRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"_\n\x14WatchRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\"W\n\x15WatchRolloutsResponse\x12.\n\x06groups\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.FinishedGroup\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"q\n\rFinishedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12*\n\x08rollouts\x18\x02 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\"=\n\x14GetQueueStatsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\"\xe8\x04\n\x15GetQueueStatsResponse\x12\x14\n\x0cqueued_count\x18\x01 \x01(\x03\x12\x15\n\rrunning_count\x18\x02 \x01(\x03\x12\x15\n\rdelayed_count\x18\x03 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0crunner_count\x18\x05 \x01(\x05\x12\x19\n\x11open_credit_count\x18\x06 \x01(\x03\x12\x32\n\npriorities\x18\x07 \x03(\x0b\x32\x1e.fulmen.store.v1.PriorityStats\x12*\n\x05rules\x18\x08 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12\x0e\n\x06weight\x18\t \x01(\x05\x12\x18\n\x0bmax_running\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmax_queued\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x32\n\ntask_types\x18\x0c \x03(\x0b\x32\x1e.fulmen.store.v1.TaskTypeStats\x12\x33\n\tunmatched\x18\r \x03(\x0b\x32 .fulmen.store.v1.UnmatchedLabels\x12\x33\n\rpaused_agents\x18\x0e \x03(\x0b\x32\x1c.fulmen.store.v1.PausedAgent\x12.\n\npause_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cpause_reason\x18\x10 \x01(\tB\x0e\n\x0c_max_runningB\r\n\x0b_max_queued\"4\n\x11PauseQueueRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"D\n\x12PauseQueueResponse\x12.\n\npause_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"%\n\x12ResumeQueueRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\")\n\x13ResumeQueueResponse\x12\x12\n\nwas_paused\x18\x01 \x01(\x08\"^\n\x0bPausedAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12.\n\npause_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rollouts\x18\x03 \x03(\t\"m\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9a\x01\n\rTaskTypeStats\x12\x11\n\ttask_type\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12/\n\x0c\x64uration_p50\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64uration_p95\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0fUnmatchedLabels\x12<\n\x06labels\x18\x01 \x03(\x0b\x32,.fulmen.store.v1.UnmatchedLabels.LabelsEntry\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x90\x02\n\nQueueRules\x12\x32\n\x0f\x61geing_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cmatch_labels\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\x08\x61\x66\x66inity\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rlongest_first\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x14\n\x07hedging\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1b\n\x0eweighted_share\x18\x06 \x01(\x08H\x04\x88\x01\x01\x42\x0f\n\r_match_labelsB\x0b\n\t_affinityB\x10\n\x0e_longest_firstB\n\n\x08_hedgingB\x11\n\x0f_weighted_share2\xd9\x0b\n\x0eRolloutService\x12p\n\x13\x42\x61tchCreateRollouts\x12+.fulmen.store.v1.BatchCreateRolloutsRequest\x1a,.fulmen.store.v1.BatchCreateRolloutsResponse\x12w\n\x14StreamCreateRollouts\x12,.fulmen.store.v1.StreamCreateRolloutsRequest\x1a-.fulmen.store.v1.StreamCreateRolloutsResponse(\x01\x30\x01\x12U\n\nGetRollout\x12\".fulmen.store.v1.GetRolloutRequest\x1a#.fulmen.store.v1.GetRolloutResponse\x12[\n\x0cListAttempts\x12$.fulmen.store.v1.ListAttemptsRequest\x1a%.fulmen.store.v1.ListAttemptsResponse\x12[\n\x0cListRollouts\x12$.fulmen.store.v1.ListRolloutsRequest\x1a%.fulmen.store.v1.ListRolloutsResponse\x12^\n\rCountRollouts\x12%.fulmen.store.v1.CountRolloutsRequest\x1a&.fulmen.store.v1.CountRolloutsResponse\x12^\n\rUpdateRollout\x12%.fulmen.store.v1.UpdateRolloutRequest\x1a&.fulmen.store.v1.UpdateRolloutResponse\x12\x61\n\x0e\x43\x61ncelRollouts\x12&.fulmen.store.v1.CancelRolloutsRequest\x1a\'.fulmen.store.v1.CancelRolloutsResponse\x12^\n\rRetryRollouts\x12%.fulmen.store.v1.RetryRolloutsRequest\x1a&.fulmen.store.v1.RetryRolloutsResponse\x12\x61\n\x0e\x44\x65leteRollouts\x12&.fulmen.store.v1.DeleteRolloutsRequest\x1a\'.fulmen.store.v1.DeleteRolloutsResponse\x12`\n\rWatchRollouts\x12%.fulmen.store.v1.WatchRolloutsRequest\x1a&.fulmen.store.v1.WatchRolloutsResponse0\x01\x12r\n\x13WatchRolloutChanges\x12+.fulmen.store.v1.WatchRolloutChangesRequest\x1a,.fulmen.store.v1.WatchRolloutChangesResponse0\x01\x12^\n\rGetQueueStats\x12%.fulmen.store.v1.GetQueueStatsRequest\x1a&.fulmen.store.v1.GetQueueStatsResponse\x12U\n\nPauseQueue\x12\".fulmen.store.v1.PauseQueueRequest\x1a#.fulmen.store.v1.PauseQueueResponse\x12X\n\x0bResumeQueue\x12#.fulmen.store.v1.ResumeQueueRequest\x1a$.fulmen.store.v1.ResumeQueueResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%fulmen/store/v1/rollout_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1d\x66ulmen/store/v1/attempt.proto\x1a\x1d\x66ulmen/store/v1/rollout.proto\x1a%fulmen/store/v1/rollout_changes.proto\x1a(fulmen/store/v1/rollout_comparison.proto\x1a\'fulmen/store/v1/rollout_selection.proto\x1a\'fulmen/store/v1/run_lease_service.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8a\x01\n\x1a\x42\x61tchCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12,\n\trun_fence\x18\x03 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"I\n\x1b\x42\x61tchCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"]\n\x1bStreamCreateRolloutsRequest\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"J\n\x1cStreamCreateRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\"7\n\x11GetRolloutRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cwith_printed\x18\x02 \x01(\x08\"?\n\x12GetRolloutResponse\x12)\n\x07rollout\x18\x01 \x01(\x0b\x32\x18.fulmen.store.v1.Rollout\"L\n\x13ListAttemptsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x14ListAttemptsResponse\x12*\n\x08\x61ttempts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Attempt\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe3\x01\n\x13ListRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12-\n\x06states\x18\x03 \x03(\x0e\x32\x1d.fulmen.store.v1.RolloutState\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x06 \x01(\t\x12\x10\n\x08order_by\x18\x07 \x01(\t\x12-\n\ntime_limit\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x14ListRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x37\n\x13looked_back_to_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"{\n\x15\x43\x61ncelRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\x12,\n\trun_fence\x18\x04 \x01(\x0b\x32\x19.fulmen.store.v1.RunFence\"K\n\x16\x43\x61ncelRolloutsResponse\x12\x17\n\x0f\x63\x61ncelled_count\x18\x01 \x01(\x05\x12\x18\n\x10\x63\x61ncelling_count\x18\x02 \x01(\x05\"p\n\x14RetryRolloutsRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x03 \x01(\t\x12\x0f\n\x07project\x18\x04 \x01(\t\x12\x14\n\x0ctraining_run\x18\x05 \x01(\t\"U\n\x15RetryRolloutsResponse\x12*\n\x08rollouts\x18\x01 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"_\n\x14WatchRolloutsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x10\n\x08group_id\x18\x04 \x01(\t\"W\n\x15WatchRolloutsResponse\x12.\n\x06groups\x18\x01 \x03(\x0b\x32\x1e.fulmen.store.v1.FinishedGroup\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"q\n\rFinishedGroup\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12*\n\x08rollouts\x18\x02 \x03(\x0b\x32\x18.fulmen.store.v1.Rollout\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\t\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\"=\n\x14GetQueueStatsRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x14\n\x0ctraining_run\x18\x02 \x01(\t\"\xe8\x04\n\x15GetQueueStatsResponse\x12\x14\n\x0cqueued_count\x18\x01 \x01(\x03\x12\x15\n\rrunning_count\x18\x02 \x01(\x03\x12\x15\n\rdelayed_count\x18\x03 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0crunner_count\x18\x05 \x01(\x05\x12\x19\n\x11open_credit_count\x18\x06 \x01(\x03\x12\x32\n\npriorities\x18\x07 \x03(\x0b\x32\x1e.fulmen.store.v1.PriorityStats\x12*\n\x05rules\x18\x08 \x01(\x0b\x32\x1b.fulmen.store.v1.QueueRules\x12\x0e\n\x06weight\x18\t \x01(\x05\x12\x18\n\x0bmax_running\x18\n \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nmax_queued\x18\x0b \x01(\x05H\x01\x88\x01\x01\x12\x32\n\ntask_types\x18\x0c \x03(\x0b\x32\x1e.fulmen.store.v1.TaskTypeStats\x12\x33\n\tunmatched\x18\r \x03(\x0b\x32 .fulmen.store.v1.UnmatchedLabels\x12\x33\n\rpaused_agents\x18\x0e \x03(\x0b\x32\x1c.fulmen.store.v1.PausedAgent\x12.\n\npause_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cpause_reason\x18\x10 \x01(\tB\x0e\n\x0c_max_runningB\r\n\x0b_max_queued\"4\n\x11PauseQueueRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"D\n\x12PauseQueueResponse\x12.\n\npause_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"%\n\x12ResumeQueueRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\")\n\x13ResumeQueueResponse\x12\x12\n\nwas_paused\x18\x01 \x01(\x08\"^\n\x0bPausedAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12.\n\npause_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rollouts\x18\x03 \x03(\t\"m\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x12\x34\n\x11oldest_queued_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x9a\x01\n\rTaskTypeStats\x12\x11\n\ttask_type\x18\x01 \x01(\t\x12\x14\n\x0csample_count\x18\x02 \x01(\x03\x12/\n\x0c\x64uration_p50\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0c\x64uration_p95\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x94\x01\n\x0fUnmatchedLabels\x12<\n\x06labels\x18\x01 \x03(\x0b\x32,.fulmen.store.v1.UnmatchedLabels.LabelsEntry\x12\x14\n\x0cqueued_count\x18\x02 \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x90\x02\n\nQueueRules\x12\x32\n\x0f\x61geing_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cmatch_labels\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x15\n\x08\x61\x66\x66inity\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1a\n\rlongest_first\x18\x04 \x01(\x08H\x02\x88\x01\x01\x12\x14\n\x07hedging\x18\x05 \x01(\x08H\x03\x88\x01\x01\x12\x1b\n\x0eweighted_share\x18\x06 \x01(\x08H\x04\x88\x01\x01\x42\x0f\n\r_match_labelsB\x0b\n\t_affinityB\x10\n\x0e_longest_firstB\n\n\x08_hedgingB\x11\n\x0f_weighted_share2\xbf\x0c\n\x0eRolloutService\x12p\n\x13\x42\x61tchCreateRollouts\x12+.fulmen.store.v1.BatchCreateRolloutsRequest\x1a,.fulmen.store.v1.BatchCreateRolloutsResponse\x12w\n\x14StreamCreateRollouts\x12,.fulmen.store.v1.StreamCreateRolloutsRequest\x1a-.fulmen.store.v1.StreamCreateRolloutsResponse(\x01\x30\x01\x12U\n\nGetRollout\x12\".fulmen.store.v1.GetRolloutRequest\x1a#.fulmen.store.v1.GetRolloutResponse\x12[\n\x0cListAttempts\x12$.fulmen.store.v1.ListAttemptsRequest\x1a%.fulmen.store.v1.ListAttemptsResponse\x12[\n\x0cListRollouts\x12$.fulmen.store.v1.ListRolloutsRequest\x1a%.fulmen.store.v1.ListRolloutsResponse\x12^\n\rCountRollouts\x12%.fulmen.store.v1.CountRolloutsRequest\x1a&.fulmen.store.v1.CountRolloutsResponse\x12\x64\n\x0f\x43ompareRollouts\x12\'.fulmen.store.v1.CompareRolloutsRequest\x1a(.fulmen.store.v1.CompareRolloutsResponse\x12^\n\rUpdateRollout\x12%.fulmen.store.v1.UpdateRolloutRequest\x1a&.fulmen.store.v1.UpdateRolloutResponse\x12\x61\n\x0e\x43\x61ncelRollouts\x12&.fulmen.store.v1.CancelRolloutsRequest\x1a\'.fulmen.store.v1.CancelRolloutsResponse\x12^\n\rRetryRollouts\x12%.fulmen.store.v1.RetryRolloutsRequest\x1a&.fulmen.store.v1.RetryRolloutsResponse\x12\x61\n\x0e\x44\x65leteRollouts\x12&.fulmen.store.v1.DeleteRolloutsRequest\x1a\'.fulmen.store.v1.DeleteRolloutsResponse\x12`\n\rWatchRollouts\x12%.fulmen.store.v1.WatchRolloutsRequest\x1a&.fulmen.store.v1.WatchRolloutsResponse0\x01\x12r\n\x13WatchRolloutChanges\x12+.fulmen.store.v1.WatchRolloutChangesRequest\x1a,.fulmen.store.v1.WatchRolloutChangesResponse0\x01\x12^\n\rGetQueueStats\x12%.fulmen.store.v1.GetQueueStatsRequest\x1a&.fulmen.store.v1.GetQueueStatsResponse\x12U\n\nPauseQueue\x12\".fulmen.store.v1.PauseQueueRequest\x1a#.fulmen.store.v1.PauseQueueResponse\x12X\n\x0bResumeQueue\x12#.fulmen.store.v1.ResumeQueueRequest\x1a$.fulmen.store.v1.ResumeQueueResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,64 +41,64 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_UNMATCHEDLABELS_LABELSENTRY']._loaded_options = None
   _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_BATCHCREATEROLLOUTSREQUEST']._serialized_start=307
-  _globals['_BATCHCREATEROLLOUTSREQUEST']._serialized_end=445
-  _globals['_BATCHCREATEROLLOUTSRESPONSE']._serialized_start=447
-  _globals['_BATCHCREATEROLLOUTSRESPONSE']._serialized_end=520
-  _globals['_STREAMCREATEROLLOUTSREQUEST']._serialized_start=522
-  _globals['_STREAMCREATEROLLOUTSREQUEST']._serialized_end=615
-  _globals['_STREAMCREATEROLLOUTSRESPONSE']._serialized_start=617
-  _globals['_STREAMCREATEROLLOUTSRESPONSE']._serialized_end=691
-  _globals['_GETROLLOUTREQUEST']._serialized_start=693
-  _globals['_GETROLLOUTREQUEST']._serialized_end=748
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=750
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=813
-  _globals['_LISTATTEMPTSREQUEST']._serialized_start=815
-  _globals['_LISTATTEMPTSREQUEST']._serialized_end=891
-  _globals['_LISTATTEMPTSRESPONSE']._serialized_start=893
-  _globals['_LISTATTEMPTSRESPONSE']._serialized_end=984
-  _globals['_LISTROLLOUTSREQUEST']._serialized_start=987
-  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1214
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1217
-  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1365
-  _globals['_CANCELROLLOUTSREQUEST']._serialized_start=1367
-  _globals['_CANCELROLLOUTSREQUEST']._serialized_end=1490
-  _globals['_CANCELROLLOUTSRESPONSE']._serialized_start=1492
-  _globals['_CANCELROLLOUTSRESPONSE']._serialized_end=1567
-  _globals['_RETRYROLLOUTSREQUEST']._serialized_start=1569
-  _globals['_RETRYROLLOUTSREQUEST']._serialized_end=1681
-  _globals['_RETRYROLLOUTSRESPONSE']._serialized_start=1683
-  _globals['_RETRYROLLOUTSRESPONSE']._serialized_end=1768
-  _globals['_WATCHROLLOUTSREQUEST']._serialized_start=1770
-  _globals['_WATCHROLLOUTSREQUEST']._serialized_end=1865
-  _globals['_WATCHROLLOUTSRESPONSE']._serialized_start=1867
-  _globals['_WATCHROLLOUTSRESPONSE']._serialized_end=1954
-  _globals['_FINISHEDGROUP']._serialized_start=1956
-  _globals['_FINISHEDGROUP']._serialized_end=2069
-  _globals['_GETQUEUESTATSREQUEST']._serialized_start=2071
-  _globals['_GETQUEUESTATSREQUEST']._serialized_end=2132
-  _globals['_GETQUEUESTATSRESPONSE']._serialized_start=2135
-  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=2751
-  _globals['_PAUSEQUEUEREQUEST']._serialized_start=2753
-  _globals['_PAUSEQUEUEREQUEST']._serialized_end=2805
-  _globals['_PAUSEQUEUERESPONSE']._serialized_start=2807
-  _globals['_PAUSEQUEUERESPONSE']._serialized_end=2875
-  _globals['_RESUMEQUEUEREQUEST']._serialized_start=2877
-  _globals['_RESUMEQUEUEREQUEST']._serialized_end=2914
-  _globals['_RESUMEQUEUERESPONSE']._serialized_start=2916
-  _globals['_RESUMEQUEUERESPONSE']._serialized_end=2957
-  _globals['_PAUSEDAGENT']._serialized_start=2959
-  _globals['_PAUSEDAGENT']._serialized_end=3053
-  _globals['_PRIORITYSTATS']._serialized_start=3055
-  _globals['_PRIORITYSTATS']._serialized_end=3164
-  _globals['_TASKTYPESTATS']._serialized_start=3167
-  _globals['_TASKTYPESTATS']._serialized_end=3321
-  _globals['_UNMATCHEDLABELS']._serialized_start=3324
-  _globals['_UNMATCHEDLABELS']._serialized_end=3472
-  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_start=3427
-  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_end=3472
-  _globals['_QUEUERULES']._serialized_start=3475
-  _globals['_QUEUERULES']._serialized_end=3747
-  _globals['_ROLLOUTSERVICE']._serialized_start=3750
-  _globals['_ROLLOUTSERVICE']._serialized_end=5247
+  _globals['_BATCHCREATEROLLOUTSREQUEST']._serialized_start=349
+  _globals['_BATCHCREATEROLLOUTSREQUEST']._serialized_end=487
+  _globals['_BATCHCREATEROLLOUTSRESPONSE']._serialized_start=489
+  _globals['_BATCHCREATEROLLOUTSRESPONSE']._serialized_end=562
+  _globals['_STREAMCREATEROLLOUTSREQUEST']._serialized_start=564
+  _globals['_STREAMCREATEROLLOUTSREQUEST']._serialized_end=657
+  _globals['_STREAMCREATEROLLOUTSRESPONSE']._serialized_start=659
+  _globals['_STREAMCREATEROLLOUTSRESPONSE']._serialized_end=733
+  _globals['_GETROLLOUTREQUEST']._serialized_start=735
+  _globals['_GETROLLOUTREQUEST']._serialized_end=790
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=792
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=855
+  _globals['_LISTATTEMPTSREQUEST']._serialized_start=857
+  _globals['_LISTATTEMPTSREQUEST']._serialized_end=933
+  _globals['_LISTATTEMPTSRESPONSE']._serialized_start=935
+  _globals['_LISTATTEMPTSRESPONSE']._serialized_end=1026
+  _globals['_LISTROLLOUTSREQUEST']._serialized_start=1029
+  _globals['_LISTROLLOUTSREQUEST']._serialized_end=1256
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_start=1259
+  _globals['_LISTROLLOUTSRESPONSE']._serialized_end=1407
+  _globals['_CANCELROLLOUTSREQUEST']._serialized_start=1409
+  _globals['_CANCELROLLOUTSREQUEST']._serialized_end=1532
+  _globals['_CANCELROLLOUTSRESPONSE']._serialized_start=1534
+  _globals['_CANCELROLLOUTSRESPONSE']._serialized_end=1609
+  _globals['_RETRYROLLOUTSREQUEST']._serialized_start=1611
+  _globals['_RETRYROLLOUTSREQUEST']._serialized_end=1723
+  _globals['_RETRYROLLOUTSRESPONSE']._serialized_start=1725
+  _globals['_RETRYROLLOUTSRESPONSE']._serialized_end=1810
+  _globals['_WATCHROLLOUTSREQUEST']._serialized_start=1812
+  _globals['_WATCHROLLOUTSREQUEST']._serialized_end=1907
+  _globals['_WATCHROLLOUTSRESPONSE']._serialized_start=1909
+  _globals['_WATCHROLLOUTSRESPONSE']._serialized_end=1996
+  _globals['_FINISHEDGROUP']._serialized_start=1998
+  _globals['_FINISHEDGROUP']._serialized_end=2111
+  _globals['_GETQUEUESTATSREQUEST']._serialized_start=2113
+  _globals['_GETQUEUESTATSREQUEST']._serialized_end=2174
+  _globals['_GETQUEUESTATSRESPONSE']._serialized_start=2177
+  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=2793
+  _globals['_PAUSEQUEUEREQUEST']._serialized_start=2795
+  _globals['_PAUSEQUEUEREQUEST']._serialized_end=2847
+  _globals['_PAUSEQUEUERESPONSE']._serialized_start=2849
+  _globals['_PAUSEQUEUERESPONSE']._serialized_end=2917
+  _globals['_RESUMEQUEUEREQUEST']._serialized_start=2919
+  _globals['_RESUMEQUEUEREQUEST']._serialized_end=2956
+  _globals['_RESUMEQUEUERESPONSE']._serialized_start=2958
+  _globals['_RESUMEQUEUERESPONSE']._serialized_end=2999
+  _globals['_PAUSEDAGENT']._serialized_start=3001
+  _globals['_PAUSEDAGENT']._serialized_end=3095
+  _globals['_PRIORITYSTATS']._serialized_start=3097
+  _globals['_PRIORITYSTATS']._serialized_end=3206
+  _globals['_TASKTYPESTATS']._serialized_start=3209
+  _globals['_TASKTYPESTATS']._serialized_end=3363
+  _globals['_UNMATCHEDLABELS']._serialized_start=3366
+  _globals['_UNMATCHEDLABELS']._serialized_end=3514
+  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_start=3469
+  _globals['_UNMATCHEDLABELS_LABELSENTRY']._serialized_end=3514
+  _globals['_QUEUERULES']._serialized_start=3517
+  _globals['_QUEUERULES']._serialized_end=3789
+  _globals['_ROLLOUTSERVICE']._serialized_start=3792
+  _globals['_ROLLOUTSERVICE']._serialized_end=5391
 # @@protoc_insertion_point(module_scope)

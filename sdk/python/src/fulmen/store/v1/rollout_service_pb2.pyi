@@ -1,6 +1,7 @@
 from fulmen.store.v1 import attempt_pb2 as _attempt_pb2
 from fulmen.store.v1 import rollout_pb2 as _rollout_pb2
 from fulmen.store.v1 import rollout_changes_pb2 as _rollout_changes_pb2
+from fulmen.store.v1 import rollout_comparison_pb2 as _rollout_comparison_pb2
 from fulmen.store.v1 import rollout_selection_pb2 as _rollout_selection_pb2
 from fulmen.store.v1 import run_lease_service_pb2 as _run_lease_service_pb2
 from google.protobuf import duration_pb2 as _duration_pb2

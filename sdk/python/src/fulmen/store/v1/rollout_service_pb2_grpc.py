@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from fulmen.store.v1 import rollout_changes_pb2 as fulmen_dot_store_dot_v1_dot_rollout__changes__pb2
+from fulmen.store.v1 import rollout_comparison_pb2 as fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2
 from fulmen.store.v1 import rollout_selection_pb2 as fulmen_dot_store_dot_v1_dot_rollout__selection__pb2
 from fulmen.store.v1 import rollout_service_pb2 as fulmen_dot_store_dot_v1_dot_rollout__service__pb2
 
@@ -69,6 +70,11 @@ class RolloutServiceStub(object):
                 '/fulmen.store.v1.RolloutService/CountRollouts',
                 request_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.FromString,
+                _registered_method=True)
+        self.CompareRollouts = channel.unary_unary(
+                '/fulmen.store.v1.RolloutService/CompareRollouts',
+                request_serializer=fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsResponse.FromString,
                 _registered_method=True)
         self.UpdateRollout = channel.unary_unary(
                 '/fulmen.store.v1.RolloutService/UpdateRollout',
@@ -187,6 +193,16 @@ class RolloutServiceServicer(object):
         """Counts rollouts, in all, by state and failure kind, and by the values of fields, in bounded time.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareRollouts(self, request, context):
+        """Compares the rewards of two sets of rollouts of the same tasks, such as the validations of two versions, or two prompts.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): also for a side of more than 20,000 rollouts or 5,000 tasks: restrict
+        it; (`PAGE_TOKEN_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -333,6 +349,11 @@ def add_RolloutServiceServicer_to_server(servicer, server):
                     servicer.CountRollouts,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.SerializeToString,
+            ),
+            'CompareRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareRollouts,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsResponse.SerializeToString,
             ),
             'UpdateRollout': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateRollout,
@@ -546,6 +567,33 @@ class RolloutService(object):
             '/fulmen.store.v1.RolloutService/CountRollouts',
             fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_rollout__selection__pb2.CountRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.RolloutService/CompareRollouts',
+            fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_rollout__comparison__pb2.CompareRolloutsResponse.FromString,
             options,
             channel_credentials,
             insecure,

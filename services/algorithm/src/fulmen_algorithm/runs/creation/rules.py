@@ -18,6 +18,7 @@ from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
+from fulmen_algorithm.runs.creation.descriptions import description_problems
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
 from fulmen_algorithm.runs.creation.policies import (
     PINNED,
@@ -35,7 +36,6 @@ RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}"
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
 _FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
 """Origins of which there is no version yet."""
-MAX_DISPLAY_NAME = 128
 ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
 
@@ -60,6 +60,7 @@ class RunDraft:
     policy: PolicySpec
     inputs: Mapping[str, str]
     request_id: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def digest(*stages: RunDraft) -> str:
@@ -69,7 +70,8 @@ def digest(*stages: RunDraft) -> str:
 
 def _parts(draft: RunDraft) -> list[object]:
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
-    return [*parts, [draft.policy.name, draft.policy.origin.value, draft.policy.source]]
+    policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
+    return [*parts, policy, *([list(draft.tags)] if draft.tags else [])]
 
 
 def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
@@ -294,8 +296,7 @@ def _problems(draft: RunDraft) -> list[Violation]:
     found = []
     if draft.name and not _is_run_of(draft.project, draft.name):
         found.append(Violation(field="name", description=RUN_FORM))
-    if len(draft.display_name) > MAX_DISPLAY_NAME:
-        found.append(Violation(field="display_name", description=f"is longer than {MAX_DISPLAY_NAME} characters"))
+    found += description_problems(draft.display_name, draft.tags)
     return found
 
 

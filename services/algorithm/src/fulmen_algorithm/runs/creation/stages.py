@@ -63,6 +63,7 @@ async def checked_runs(
                 TrainingRun(
                     name=names[index],
                     display_name=draft.display_name,
+                    tags=draft.tags,
                     algorithm=draft.algorithm,
                     settings_json=settings.model_dump_json(),
                     policy=draft.policy,

@@ -1,0 +1,1 @@
+"""The history of training runs: curves, distributions of rewards, notices."""
