@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -28,24 +28,31 @@ SPARSE_S = 10.0
 """Time between two lines of an rpc and project for calls that may be made without end: over a limit, or without a token."""
 _MAX_SPARSE = 10_000
 
+Sink = Callable[[Mapping[str, Any]], None]
+"""Takes the fields of a line."""
+
 _log = structlog.get_logger()
 
 
 class AuditLog:
     """Writes audit lines. Thread-safe."""
 
-    def __init__(self, path: str = "", *, service: str = "", rpcs: Iterable[str] = ()) -> None:
+    def __init__(
+        self, path: str = "", *, service: str = "", rpcs: Iterable[str] = (), also: Sink | None = None
+    ) -> None:
         """Opens the file for appending, readable by its owner only.
 
         Args:
             path: The file; empty for standard error.
             service: Name of the service.
             rpcs: Full names of the audited rpcs, whose counters start at 0.
+            also: Called with every line; must not block or raise.
 
         Raises:
             OSError: If the file cannot be opened.
         """
         self._service = service
+        self._also = also
         self._lock = threading.Lock()
         # Time of the next line, and the number left out since the last one.
         self._sparse: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
@@ -89,6 +96,8 @@ class AuditLog:
         }
         if left_out:
             line["left_out"] = left_out
+        if self._also is not None:
+            self._also(line)
         payload = json.dumps(line, separators=(",", ":"), default=str) + "\n"
         with self._lock:
             if self._descriptor is not None:

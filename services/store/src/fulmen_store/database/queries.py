@@ -105,7 +105,7 @@ class Fragments:
 
 
 SQL: Final = Fragments(
-    "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
+    "annotations", "audit", "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention", "rollouts", "run_leases", "runners",
     "schedules", "scheduling", "sealed_secrets", "segments", "spans", "usage",
 )  # fmt: skip
 FRAGMENTS: Final = Fragments("rollouts/fragments")

@@ -79,7 +79,13 @@ class DeletionTable:
             chunks = await transaction.fetch_of_days("remove_chunks", ids, ids)
             # After the chunks: those that were just moved are found by their places.
             await remove_extents(transaction, ids)
-            for name in ("remove_attempts", "remove_ends", "remove_rollouts", "remove_retry_marks"):
+            for name in (
+                "remove_attempts",
+                "remove_ends",
+                "remove_rollouts",
+                "remove_annotations",
+                "remove_retry_marks",
+            ):
                 await transaction.fetch(name, ids)
             removed = columns(list(Counter(key for key in free.values() if key is not None).items()), 2)
             for name in ("remove_whole_groups", "shrink_groups"):
