@@ -23,7 +23,9 @@ from fulmen_store.annotations import annotations as use_cases
 from tests.support.store.running import StoreHandle, Stubs, cancel, create, create_project, pages_of
 
 
-async def person(store: StoreHandle, name: str, *, role: Role = Role.CLIENT, project: str = "projects/default") -> Stubs:
+async def person(
+    store: StoreHandle, name: str, *, role: Role = Role.CLIENT, project: str = "projects/default"
+) -> Stubs:
     """Returns stubs with the token of a person."""
     return await store.stubs(token=store.token(role, project=project, subject=name))
 
@@ -42,7 +44,9 @@ async def listed(stubs: Stubs, **selection: Any) -> list[pb.Annotation]:
     return list(answer.annotations)
 
 
-async def test_a_score_carries_the_name_of_the_token_and_is_listed_newest_first(store: StoreHandle, stubs: Stubs) -> None:
+async def test_a_score_carries_the_name_of_the_token_and_is_listed_newest_first(
+    store: StoreHandle, stubs: Stubs
+) -> None:
     first, second = await create(stubs, 2)
     ann, bob = await person(store, "ann"), await person(store, "bob")
     one = await score(ann, first, 4, dimension="helpful", comment="close", author="nobody")
@@ -77,7 +81,9 @@ async def test_only_its_author_or_an_admin_changes_or_deletes_a_score(store: Sto
     (rollout,) = await create(stubs)
     ann, bob = await person(store, "ann"), await person(store, "bob")
     added = await score(ann, rollout, 3, dimension="tone")
-    change = pb.UpdateAnnotationRequest(annotation=pb.Annotation(name=added.name, value=1, dimension="other", comment="x"))
+    change = pb.UpdateAnnotationRequest(
+        annotation=pb.Annotation(name=added.name, value=1, dimension="other", comment="x")
+    )
     for refused in (bob.annotations.UpdateAnnotation(change), delete(bob, added.name)):
         with pytest.raises(AnnotationNotFound):
             await refused
@@ -165,7 +171,9 @@ async def test_scores_go_with_their_project(store: StoreHandle, stubs: Stubs, co
     (rollout,) = await create(stubs, project="projects/other")
     await score(stubs, rollout)
     await stubs.projects.DeleteProject(project_service_pb2.DeleteProjectRequest(name="projects/other"))
-    await connection.execute("update project set deleted_at = deleted_at - interval '1 hour' where deleted_at is not null")
+    await connection.execute(
+        "update project set deleted_at = deleted_at - interval '1 hour' where deleted_at is not null"
+    )
     async with asyncio.timeout(30):
         while await connection.fetchval("select count(*) from project where emptied_at is not null") == 0:
             await store.parts.roles["project-remover"].run_once()

@@ -24,7 +24,9 @@ REFERENCE = np.array(
 UNITS = [[float(value) for value in unit if value] for unit in REFERENCE.T]
 
 
-@pytest.mark.parametrize(("level", "expected"), [(Level.NOMINAL, 0.743), (Level.ORDINAL, 0.815), (Level.INTERVAL, 0.849)])
+@pytest.mark.parametrize(
+    ("level", "expected"), [(Level.NOMINAL, 0.743), (Level.ORDINAL, 0.815), (Level.INTERVAL, 0.849)]
+)
 def test_alpha_is_that_of_krippendorffs_example(level: Level, expected: float) -> None:
     found = alpha(UNITS, level)
     assert found is not None

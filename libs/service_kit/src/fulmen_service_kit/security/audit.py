@@ -129,7 +129,7 @@ def _short(rpc: str) -> str:
 def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
     """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted.
 
-    A path such as `resources.kind` leads through a repeated field to a list, of at most 64 values.
+    A repeated field, and a path such as `resources.kind` that leads through one, is a list of at most 64 values.
     """
     found: dict[str, Any] = {}
     for path in paths:
@@ -149,7 +149,9 @@ def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
             value = value if number is None else number.name
         elif isinstance(value, str):
             value = value[:_MAX_TEXT]
+        elif isinstance(value, Sequence) and not isinstance(value, bytes):
+            value = [str(each)[:_MAX_TEXT] for each in value[:_MAX_LISTED]]
         elif not isinstance(value, int | float | bool):
-            value = [str(each)[:_MAX_TEXT] for each in value] if hasattr(value, "__iter__") else str(value)[:_MAX_TEXT]
+            value = str(value)[:_MAX_TEXT]
         found[path] = value
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
-from fulmen.ids import ALL_PROJECTS, uuid7
+from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, uuid7
 from fulmen_service_kit.security.permissions import Scope, rule
 
 __all__ = ["Entry", "entry_of"]
@@ -66,16 +66,18 @@ def _project(line: Mapping[str, Any]) -> str:
     """Returns the project whose admins see an entry.
 
     That of the token: a refused call for another project's things says nothing to that project. Of a token for all projects,
-    the one that the request names, unless the call is about all of them.
+    the one that the request names, by default the default one, unless the call is about all of them.
     """
     if line["project"] not in ("", ALL_PROJECTS):
         return str(line["project"])
-    if not line["project"] or rule(line["rpc"]).scope is Scope.DEPLOYMENT:
+    action = rule(line["rpc"])
+    if not line["project"] or action.scope is Scope.DEPLOYMENT:
         return ALL_PROJECTS
     for text in _texts(line["asked"].values()):
         if (match := _PROJECT.match(text)) is not None:
             return match[0]
-    return ALL_PROJECTS
+    names_one = any(path.rpartition(".")[2] == "project" for path in action.audited or ())
+    return DEFAULT_PROJECT if names_one else ALL_PROJECTS
 
 
 def _texts(values: Iterable[Any]) -> Iterable[str]:
