@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env litellm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
 	proto-check lock clean licences sbom bench bench-store bench-peers bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale bench-routing bench-machines \
-	fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
+	console test-console fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +18,8 @@ help: ## Shows this list
 setup: ## Makes .venv with everything at pinned versions (under a minute; nothing if up to date)
 	@tools/setup.sh
 
-$(NODE_READY): package.json package-lock.json $(wildcard clients/node/package.json)
-	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 18 or newer (Debian: apt-get install nodejs npm)" >&2; exit 1; }
+$(NODE_READY): package.json package-lock.json $(wildcard clients/node/package.json services/console/web/package.json)
+	@command -v npm >/dev/null || { echo "npm was not found: install Node.js 20.19 or newer (Debian: apt-get install nodejs npm)" >&2; exit 1; }
 	npm ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
@@ -34,6 +34,12 @@ clients: $(NODE_READY) ## Builds the clients in other languages, those whose too
 
 demo: setup ## Trains a small model on arithmetic through the four services, on this machine
 	@$(PYTHON_BIN)/python -m benchmarks.demo $(ARGS)
+
+console: $(NODE_READY) ## Builds the console's pages into services/console/src/fulmen_console/page
+	@npm run --silent build --workspace @fulmen/console
+
+test-console: setup $(NODE_READY) ## Runs the console's tests in a browser, against a real stack (needs chromium; ARGS="home": some)
+	@node_modules/.bin/playwright test --config tests/browser $(ARGS)
 
 test: setup $(NODE_READY) ## Runs the tests, but not those of test-long and test-frameworks (SOAK=10: ten times the examples of properties)
 	@FULMEN_TEST_SOAK=$(or $(SOAK),1) tools/test.sh -m "not long" $(ARGS)

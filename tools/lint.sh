@@ -15,6 +15,7 @@ check "import rules" .venv/bin/lint-imports --no-logo
 check "protos" tools/check_protos.sh
 check "sizes" .venv/bin/python tools/check_sizes.py
 check "files of public schemas" tools/check_schemas.sh
+check "the console's pages" tools/check_console.sh
 check "types" make --no-print-directory types
 
 [ ${#failed[@]} -eq 0 ] || { echo "lint: failed: ${failed[*]}" >&2; exit 1; }

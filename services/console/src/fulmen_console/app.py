@@ -12,6 +12,8 @@ from fulmen_console.settings import ConsoleSettings
 from fulmen_console.sign_in.codes import SignInCodes
 from fulmen_console.sign_in.sessions import Sessions
 from fulmen_console.transport.http_app import ConsoleApp
+from fulmen_console.transport.page_app import PageApp
+from fulmen_console.transport.services_app import ServicesApp
 from fulmen_console.transport.session_app import SessionApp
 from fulmen_service_kit.http.server import HttpServer, bind
 from fulmen_service_kit.lifecycle import ServiceParts
@@ -49,9 +51,12 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         is_secure=settings.is_public_https or bool(settings.tls_certificate_file),
     )
     limits = StreamLimits(heartbeat_s=settings.heartbeat_s, limit_s=settings.stream_limit_s)
+    session_app = SessionApp(credentials, sessions, SignInCodes())
     app = ConsoleApp(
         gateway=Gateway(channels, access=Access(credentials, sessions), limits=limits),
-        sessions=SessionApp(credentials, sessions, SignInCodes()),
+        sessions=session_app,
+        services=ServicesApp(channels, session_app.identify),
+        page=PageApp(settings.path_prefix),
         path_prefix=settings.path_prefix,
     )
     http = HttpServer(

@@ -11,13 +11,16 @@ import structlog
 
 from fulmen.errors import Draining, FulmenError, InternalError, NotFound
 from fulmen_console.gateway.forwarding import Gateway
+from fulmen_console.transport.page_app import PageApp
+from fulmen_console.transport.services_app import SERVICES_PATH, ServicesApp
 from fulmen_console.transport.session_app import CODES_PATH, SESSION_PATH, SessionApp, respond_with_error
 from fulmen_service_kit.http.wire import CallerGone, Header, Message, Receive, Scope, Send, respond
 
 __all__ = ["ConsoleApp"]
 
 HEALTH_PATH: Final = "/healthz"
-_PRIVATE: Final[tuple[Header, ...]] = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
+_NO_SNIFF: Final[Header] = (b"x-content-type-options", b"nosniff")
 BODY_LIMIT_S: Final = 30.0
 """Time for the body of a request, seconds."""
 OPENAPI_PATH: Final = "/openapi.json"
@@ -53,11 +56,15 @@ def _in_time(receive: Receive) -> Receive:
 class ConsoleApp:
     """The ASGI application of the console."""
 
-    def __init__(self, *, gateway: Gateway, sessions: SessionApp, path_prefix: str) -> None:
+    def __init__(
+        self, *, gateway: Gateway, sessions: SessionApp, services: ServicesApp, page: PageApp, path_prefix: str
+    ) -> None:
         """Initializes the application; paths are below the prefix."""
         self.draining = False
         self._gateway = gateway
         self._sessions = sessions
+        self._services = services
+        self._page = page
         self._prefix = path_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +75,8 @@ class ConsoleApp:
             nonlocal is_started
             if not is_started:
                 is_started = True
-                message["headers"] = [*message["headers"], *_PRIVATE]
+                is_cached = any(name == b"cache-control" for name, _ in message["headers"])
+                message["headers"] = [*message["headers"], _NO_SNIFF, *(() if is_cached else (_NO_STORE,))]
             await send(message)
 
         try:
@@ -97,7 +105,11 @@ class ConsoleApp:
             await respond(send, 200, _openapi())
         elif path in (SESSION_PATH, CODES_PATH):
             await self._sessions(here, receive, send)
+        elif path == SERVICES_PATH and scope["method"] == "GET":
+            await self._services(here, receive, send)
         elif path in self._gateway.paths:
             await self._gateway(here, _in_time(receive), send)
+        elif path and self._page.has(here):
+            await self._page(here, send)
         else:
             await respond_with_error(send, NotFound("There is nothing at this address."), unread=receive)

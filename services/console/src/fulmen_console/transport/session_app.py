@@ -13,7 +13,18 @@ from fulmen.errors import ArgumentInvalid, Code, FulmenError, TokenInvalid, Viol
 from fulmen_console.gateway.access import Credentials, require_same_origin
 from fulmen_console.sign_in.codes import CODE_S, SignInCodes
 from fulmen_console.sign_in.sessions import MAX_TOKEN_BYTES, Sessions
-from fulmen_service_kit.http.wire import Header, Receive, Scope, Send, client_address, header, read_body, respond
+from fulmen_service_kit.http.wire import (
+    Header,
+    Receive,
+    Scope,
+    Send,
+    client_address,
+    header,
+    header_count,
+    read_body,
+    respond,
+)
+from fulmen_service_kit.security.auth import SEVERAL
 from fulmen_service_kit.security.tokens import Caller
 
 __all__ = ["CODES_PATH", "SESSION_PATH", "SessionApp", "respond_with_error"]
@@ -67,12 +78,18 @@ class SessionApp:
         if scope["method"] == "DELETE":
             return 200, {}, [_set_cookie(self._sessions.end())]
         if scope["method"] == "GET":
-            session = self._sessions.of_cookie(header(scope, b"cookie").decode("latin-1"))
-            caller = await self._identify("" if session is None else session.token, scope)
-            return 200, _shown(caller), []
+            return 200, _shown(await self.identify(scope)), []
         token = self._token_of(await _json(scope, receive))
         caller = await self._identify(token, scope)
         return 200, _shown(caller), [_set_cookie(self._sessions.begin(token))]
+
+    async def identify(self, scope: Scope) -> Caller:
+        """Returns who sends a request, by its header `Authorization` or its session. Raises FulmenError if nobody does."""
+        if given := header(scope, b"authorization").decode("latin-1"):
+            only = given if header_count(scope, b"authorization") == 1 else SEVERAL
+            return await self._credentials.identify(only, client_address(scope))
+        session = self._sessions.of_cookie(header(scope, b"cookie").decode("latin-1"))
+        return await self._identify("" if session is None else session.token, scope)
 
     async def _identify(self, token: str, scope: Scope) -> Caller:
         return await self._credentials.identify(f"Bearer {token}" if token else "", client_address(scope))

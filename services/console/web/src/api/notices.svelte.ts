@@ -1,0 +1,44 @@
+// Short notices of what was done, or could not be.
+
+import { problemOf } from "./problems";
+
+export interface Notice {
+  id: number;
+  text: string;
+  details: string[];
+  isError: boolean;
+}
+
+const SHOWN_MS = 6_000;
+const MAX_SHOWN = 4;
+let last = 0;
+
+class Notices {
+  shown = $state<Notice[]>([]);
+
+  say(text: string, { details = [] as string[], isError = false } = {}): void {
+    const id = (last += 1);
+    this.shown = [...this.shown, { id, text, details, isError }].slice(-MAX_SHOWN);
+    // Errors stay until they are dismissed.
+    if (!isError) setTimeout(() => this.dismiss(id), SHOWN_MS);
+  }
+
+  dismiss(id: number): void {
+    this.shown = this.shown.filter((each) => each.id !== id);
+  }
+}
+
+export const notices = new Notices();
+
+/** Does something that changes the system; says that it is done, or why it is not. True if it is. */
+export async function act(done: string, action: () => Promise<unknown>): Promise<boolean> {
+  try {
+    await action();
+    notices.say(done);
+    return true;
+  } catch (error) {
+    const { message, details } = problemOf(error);
+    notices.say(message, { details, isError: true });
+    return false;
+  }
+}

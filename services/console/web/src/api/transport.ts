@@ -1,0 +1,35 @@
+// The connection to the console's gateway, and one client per service.
+
+import type { DescService } from "@bufbuild/protobuf";
+import { type Client, createClient, type Interceptor } from "@connectrpc/connect";
+import { createConnectTransport } from "@connectrpc/connect-web";
+
+import { signedOut } from "./problems";
+import { session } from "./session.svelte";
+
+const noticesSignOut: Interceptor = (next) => async (request) => {
+  try {
+    return await next(request);
+  } catch (error) {
+    if (signedOut(error)) session.expire();
+    throw error;
+  }
+};
+
+/** Where the console is, with its path prefix and without a slash at the end. */
+export const root = new URL(".", document.baseURI).pathname.replace(/\/$/, "");
+
+const transport = createConnectTransport({
+  baseUrl: root,
+  defaultTimeoutMs: undefined,
+  interceptors: [noticesSignOut],
+});
+
+const clients = new Map<DescService, unknown>();
+
+/** Returns the client of a service. Its calls have the rights of the person who signed in. */
+export function client<S extends DescService>(service: S): Client<S> {
+  let found = clients.get(service) as Client<S> | undefined;
+  if (!found) clients.set(service, (found = createClient(service, transport)));
+  return found;
+}

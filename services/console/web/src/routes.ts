@@ -1,0 +1,35 @@
+// All pages: their addresses, titles and places in the navigation.
+
+import type { Component } from "svelte";
+
+/** A page. */
+export interface Route {
+  /** Path without the prefix; `:name` is one segment, `:name*` the rest. */
+  path: string;
+  /** Title of the page; `:name` is replaced. */
+  title: string;
+  /** Entry in the navigation, under this heading. */
+  nav?: { section: Section; text: string };
+  screen: () => Promise<{ default: Screen }>;
+}
+
+/** A page's component; its props are the parts of the address that its path names. */
+// eslint-disable-next-line @typescript-eslint/no-explicit-any -- props differ by page
+export type Screen = Component<any>;
+
+export const SECTIONS = ["", "Train", "Serve", "Manage"] as const;
+export type Section = (typeof SECTIONS)[number];
+
+export const routes: Route[] = [
+  {
+    path: "",
+    title: "Home",
+    screen: () => import("./screens/home/Home.svelte"),
+  },
+  {
+    path: "projects/:project",
+    title: "Home",
+    nav: { section: "", text: "Home" },
+    screen: () => import("./screens/home/Home.svelte"),
+  },
+];

@@ -1,0 +1,73 @@
+// What browser tests share: signed-in pages, calls by JSON, and the checks that every screen passes.
+
+import AxeBuilder from "@axe-core/playwright";
+import { test as base, expect, type Page } from "@playwright/test";
+
+export { expect };
+
+export type Role = "admin" | "client" | "reader";
+
+interface Stack {
+  url: string;
+  tokens: Record<Role, string>;
+  /** State directory of the stack, for `fulmen --state-dir`. */
+  folder: string;
+}
+
+export const stack = (): Stack => JSON.parse(process.env.FULMEN_BROWSER_STACK ?? "{}") as Stack;
+
+/** Calls an rpc as JSON, by default as an administrator: `call("fulmen.store.v1.RolloutService/GetQueueStats", {})`. */
+export async function call(rpc: string, request: unknown, role: Role = "admin"): Promise<any> {
+  const { url, tokens } = stack();
+  const answer = await fetch(`${url}/${rpc}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", authorization: `Bearer ${tokens[role]}` },
+    body: JSON.stringify(request),
+  });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(`${rpc}: ${JSON.stringify(body)}`);
+  return body;
+}
+
+/** Opens a path in a page where someone is signed in. */
+export type Open = (path: string, role?: Role) => Promise<Page>;
+
+export const test = base.extend<{ open: Open; errors: string[] }>({
+  // Errors and refusals of the content security policy in any page fail the test.
+  errors: async ({ page }, use) => {
+    const errors: string[] = [];
+    page.on("pageerror", (error) => errors.push(String(error)));
+    page.on("console", (message) => {
+      if (message.type() === "error" && !/Failed to load resource/.test(message.text())) errors.push(message.text());
+    });
+    await use(errors);
+    expect(errors).toEqual([]);
+  },
+  open: async ({ page, errors: _ }, use) => {
+    await use(async (path, role = "client") => {
+      const { url, tokens } = stack();
+      const answer = await page.request.post(`${url}/session`, { data: { token: tokens[role] } });
+      expect(answer.ok()).toBe(true);
+      await page.goto(`${url}/${path}`);
+      return page;
+    });
+  },
+});
+
+/** Checks that a page has no violation of WCAG 2.2 AA, light and dark. */
+export async function expectAccessible(page: Page): Promise<void> {
+  for (const colorScheme of ["light", "dark"] as const) {
+    await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+    const { violations } = await new AxeBuilder({ page })
+      .withTags(["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"])
+      .analyze();
+    const found = violations.map(({ id, nodes }) => `${colorScheme}: ${id}: ${nodes.map((each) => each.html).join(" ")}`);
+    expect(found).toEqual([]);
+  }
+  await page.emulateMedia({ colorScheme: null, reducedMotion: null });
+}
+
+/** Saves a picture of a page as `build/screens/NAME.png`, to be looked at. */
+export async function picture(page: Page, name: string): Promise<void> {
+  await page.screenshot({ path: `build/screens/${name}.png`, fullPage: true });
+}

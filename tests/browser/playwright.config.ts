@@ -1,0 +1,22 @@
+import { defineConfig } from "@playwright/test";
+
+export default defineConfig({
+  testDir: ".",
+  testMatch: "**/*.spec.ts",
+  globalSetup: "./stack.ts",
+  outputDir: "../../build/browser",
+  timeout: 60_000,
+  expect: { timeout: 15_000 },
+  workers: 1,
+  forbidOnly: true,
+  reporter: [["list"]],
+  use: {
+    viewport: { width: 1440, height: 900 },
+    trace: "retain-on-failure",
+    // Debian's Chromium; Playwright downloads none.
+    launchOptions: {
+      executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+      args: ["--no-sandbox", "--disable-dev-shm-usage"],
+    },
+  },
+});
