@@ -32,4 +32,44 @@ export const routes: Route[] = [
     nav: { section: "", text: "Home" },
     screen: () => import("./screens/home/Home.svelte"),
   },
+  {
+    path: "projects/:project/data",
+    title: "Data sets and labels",
+    nav: { section: "Train", text: "Data and labels" },
+    screen: () => import("./screens/data/Data.svelte"),
+  },
+  {
+    path: "projects/:project/data/:resource",
+    title: ":resource",
+    screen: () => import("./screens/data/DataSet.svelte"),
+  },
+  {
+    path: "projects/:project/label",
+    title: "Label",
+    screen: () => import("./screens/data/Label.svelte"),
+  },
+  {
+    path: "projects/:project/usage",
+    title: "Usage",
+    nav: { section: "Manage", text: "Usage" },
+    screen: () => import("./screens/usage/Usage.svelte"),
+  },
+  {
+    path: "projects",
+    title: "Projects",
+    nav: { section: "Manage", text: "Projects" },
+    screen: () => import("./screens/projects/Projects.svelte"),
+  },
+  {
+    path: "projects/:project/tokens",
+    title: "Tokens",
+    nav: { section: "Manage", text: "Tokens" },
+    screen: () => import("./screens/tokens/Tokens.svelte"),
+  },
+  {
+    path: "projects/:project/audit",
+    title: "Audit log",
+    nav: { section: "Manage", text: "Audit log" },
+    screen: () => import("./screens/audit/Audit.svelte"),
+  },
 ];

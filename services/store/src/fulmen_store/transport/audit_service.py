@@ -87,6 +87,7 @@ def _message(entry: Entry) -> pb.AuditEntry:
         request_json=entry.request,
         trace_id=entry.trace_id,
         left_out_count=entry.left_out,
+        id=str(entry.id),
     )
     message.time.FromDatetime(entry.ended_at)
     return message

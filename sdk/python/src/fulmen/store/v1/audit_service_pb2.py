@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/audit_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x01\n\x17ListAuditEntriesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\x13\n\x0b\x65rrors_only\x18\x04 \x01(\x08\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"a\n\x18ListAuditEntriesResponse\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe4\x01\n\nAuditEntry\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x05 \x01(\t\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x10\n\x08token_id\x18\x07 \x01(\t\x12\x0f\n\x07project\x18\x08 \x01(\t\x12\x14\n\x0crequest_json\x18\t \x01(\t\x12\x10\n\x08trace_id\x18\n \x01(\t\x12\x16\n\x0eleft_out_count\x18\x0b \x01(\x03\x32w\n\x0c\x41uditService\x12g\n\x10ListAuditEntries\x12(.fulmen.store.v1.ListAuditEntriesRequest\x1a).fulmen.store.v1.ListAuditEntriesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#fulmen/store/v1/audit_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe3\x01\n\x17ListAuditEntriesRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\x13\n\x0b\x65rrors_only\x18\x04 \x01(\x08\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"a\n\x18ListAuditEntriesResponse\x12,\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1b.fulmen.store.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xf0\x01\n\nAuditEntry\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x05 \x01(\t\x12\x0c\n\x04role\x18\x06 \x01(\t\x12\x10\n\x08token_id\x18\x07 \x01(\t\x12\x0f\n\x07project\x18\x08 \x01(\t\x12\x14\n\x0crequest_json\x18\t \x01(\t\x12\x10\n\x08trace_id\x18\n \x01(\t\x12\x16\n\x0eleft_out_count\x18\x0b \x01(\x03\x12\n\n\x02id\x18\x0c \x01(\t2w\n\x0c\x41uditService\x12g\n\x10ListAuditEntries\x12(.fulmen.store.v1.ListAuditEntriesRequest\x1a).fulmen.store.v1.ListAuditEntriesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,7 +37,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAUDITENTRIESRESPONSE']._serialized_start=319
   _globals['_LISTAUDITENTRIESRESPONSE']._serialized_end=416
   _globals['_AUDITENTRY']._serialized_start=419
-  _globals['_AUDITENTRY']._serialized_end=647
-  _globals['_AUDITSERVICE']._serialized_start=649
-  _globals['_AUDITSERVICE']._serialized_end=768
+  _globals['_AUDITENTRY']._serialized_end=659
+  _globals['_AUDITSERVICE']._serialized_start=661
+  _globals['_AUDITSERVICE']._serialized_end=780
 # @@protoc_insertion_point(module_scope)

@@ -35,7 +35,7 @@ class ListAuditEntriesResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
-    __slots__ = ("time", "action", "code", "reason", "actor", "role", "token_id", "project", "request_json", "trace_id", "left_out_count")
+    __slots__ = ("time", "action", "code", "reason", "actor", "role", "token_id", "project", "request_json", "trace_id", "left_out_count", "id")
     TIME_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class AuditEntry(_message.Message):
     REQUEST_JSON_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     time: _timestamp_pb2.Timestamp
     action: str
     code: str
@@ -58,4 +59,5 @@ class AuditEntry(_message.Message):
     request_json: str
     trace_id: str
     left_out_count: int
-    def __init__(self, time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., role: _Optional[str] = ..., token_id: _Optional[str] = ..., project: _Optional[str] = ..., request_json: _Optional[str] = ..., trace_id: _Optional[str] = ..., left_out_count: _Optional[int] = ...) -> None: ...
+    id: str
+    def __init__(self, time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., action: _Optional[str] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., actor: _Optional[str] = ..., role: _Optional[str] = ..., token_id: _Optional[str] = ..., project: _Optional[str] = ..., request_json: _Optional[str] = ..., trace_id: _Optional[str] = ..., left_out_count: _Optional[int] = ..., id: _Optional[str] = ...) -> None: ...
