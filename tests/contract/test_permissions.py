@@ -22,6 +22,8 @@ ADMINISTRATIVE = (
 )
 NOT_ADMINISTRATIVE = {
     "/fulmen.store.v1.RolloutService/StreamCreateRollouts",
+    # Each score carries its author.
+    "/fulmen.store.v1.AnnotationService/CreateAnnotation",
     # The proxy's, for each call of an agent.
     "/fulmen.store.v1.StoredResponseService/PutStoredResponse",
     "/fulmen.store.v1.StoredResponseService/DeleteStoredResponse",

@@ -35,6 +35,10 @@ WORDS: Final = {
         "project.usage",
         "Shows the tokens that model calls used and their cost by the proxy's price table.",
     ),
+    "audit": (
+        "project.audit",
+        "Shows who did what to the deployment: projects, tokens, resources, cancelled rollouts.",
+    ),
     "doctor": (
         "doctor.commands",
         "Checks this machine and its stack, or a deployment, and says how to fix what is wrong.",
@@ -52,6 +56,10 @@ WORDS: Final = {
     "model": ("model.commands", "Models: what they need, what was trained, and taking it elsewhere."),
     "exchange": ("exchange.commands", "Gradient exchange between the ranks of a training run."),
     "rollout": ("rollout.commands", "Rollouts: create, inspect, count, change, cancel, delete, export."),
+    "annotations": (
+        "annotations.commands",
+        "Scores that people give to rollouts, and how far these people agree.",
+    ),
     "schedule": ("schedule.commands", "Schedules: rollouts that are created at the times of a cron expression."),
     "spans": ("rollout.spans", "Spans of many rollouts."),
     "emit": ("agent.emit", "Report rewards and annotations of the current attempt, from any program."),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fulmen_service_kit.security.tokens import Role
 from tests.support.store.rpc_table import (
+    ANNOTATIONS,
+    AUDIT,
     CALLS,
     EXPORT,
     HISTORY,
@@ -92,6 +94,10 @@ MAY_CALL: dict[str, set[Role]] = {
     PROXIES + "SyncProxy": {A, S},
     PROXIES + "GetCaptureTotals": {A, S},
     USAGE + "GetUsage": {A, S, C, V},
+    USAGE + "GetUsageSeries": {A, S, C, V},
+    AUDIT + "ListAuditEntries": {A},
+    **{ANNOTATIONS + f"{verb}Annotation": {A, S, C} for verb in ("Create", "Update", "Delete")},
+    **{ANNOTATIONS + name: {A, S, C, V} for name in ("ListAnnotations", "GetAgreement")},
     CALLS + "RecordCalls": {A, S},
     CALLS + "ListCalls": {A, S, C, V},
     CALLS + "GetCall": {A, S, C, V},

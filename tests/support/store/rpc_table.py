@@ -15,6 +15,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from fulmen.ids import rollout_name, runner_name, training_run_name, uuid7
 from fulmen.keda import externalscaler_pb2
 from fulmen.store.v1 import (
+    annotation_service_pb2,
+    audit_service_pb2,
     call_service_pb2,
     lease_pb2,
     lease_service_pb2,
@@ -66,6 +68,8 @@ SCALER = "/externalscaler.ExternalScaler/"
 SECRETS = "/fulmen.store.v1.SecretService/"
 HISTORY = "/fulmen.store.v1.RunHistoryService/"
 SCHEDULES = "/fulmen.store.v1.ScheduleService/"
+ANNOTATIONS = "/fulmen.store.v1.AnnotationService/"
+AUDIT = "/fulmen.store.v1.AuditService/"
 CALLS = "/fulmen.store.v1.CallService/"
 STORED = "/fulmen.store.v1.StoredResponseService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
@@ -157,6 +161,7 @@ run_leases, sch, TTL = run_lease_service_pb2, schedule_service_pb2, Duration(sec
 pb, leases, res, prj = rollout_service_pb2, lease_service_pb2, resource_service_pb2, project_service_pb2
 sec, calls, sel = secret_service_pb2, call_service_pb2, rollout_selection_pb2
 changes = rollout_changes_pb2
+ann, aud = annotation_service_pb2, audit_service_pb2
 Probe = Callable[[Things], Sequence[Message]]
 
 # What can be asked for by name, per rpc: the messages of one call.
@@ -311,6 +316,26 @@ PROBES: dict[str, list[Probe]] = {
         lambda t: [usage_service_pb2.GetUsageRequest(training_run=t.run, project=t.project)],
         lambda t: [usage_service_pb2.GetUsageRequest(training_run=t.run)],
     ],
+    USAGE + "GetUsageSeries": [
+        lambda t: [usage_service_pb2.GetUsageSeriesRequest(project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageSeriesRequest(training_run=t.run, project=t.project)],
+        lambda t: [usage_service_pb2.GetUsageSeriesRequest(training_run=t.run)],
+    ],
+    AUDIT + "ListAuditEntries": [lambda t: [aud.ListAuditEntriesRequest(project=t.project)]],
+    ANNOTATIONS + "CreateAnnotation": [
+        lambda t: [ann.CreateAnnotationRequest(annotation=ann.Annotation(rollout=t.waiting, value=1))]
+    ],
+    ANNOTATIONS + "UpdateAnnotation": [
+        lambda t: [ann.UpdateAnnotationRequest(annotation=ann.Annotation(name=f"{t.project}/annotations/{uuid7()}"))]
+    ],
+    ANNOTATIONS + "DeleteAnnotation": [
+        lambda t: [ann.DeleteAnnotationRequest(name=f"{t.project}/annotations/{uuid7()}")]
+    ],
+    ANNOTATIONS + "ListAnnotations": [
+        lambda t: [ann.ListAnnotationsRequest(project=t.project)],
+        lambda t: [ann.ListAnnotationsRequest(rollout=t.waiting)],
+    ],
+    ANNOTATIONS + "GetAgreement": [lambda t: [ann.GetAgreementRequest(project=t.project)]],
     USAGE + "SyncUsage": [
         lambda t: [usage_service_pb2.SyncUsageRequest(instance_id="i", windows=[window_of(t)])],
     ],
@@ -407,6 +432,10 @@ LISTINGS: dict[str, Message] = {
     PROJECTS + "ListRevokedTokens": prj.ListRevokedTokensRequest(),
     PROJECTS + "ListSigningKeys": prj.ListSigningKeysRequest(),
     USAGE + "GetUsage": usage_service_pb2.GetUsageRequest(),
+    USAGE + "GetUsageSeries": usage_service_pb2.GetUsageSeriesRequest(),
+    AUDIT + "ListAuditEntries": aud.ListAuditEntriesRequest(),
+    ANNOTATIONS + "ListAnnotations": ann.ListAnnotationsRequest(),
+    ANNOTATIONS + "GetAgreement": ann.GetAgreementRequest(),
     CALLS + "ListCalls": calls.ListCallsRequest(),
     CALLS + "ListConversations": calls.ListConversationsRequest(),
     SECRETS + "ListSecrets": sec.ListSecretsRequest(),

@@ -13,6 +13,8 @@ from pydantic import SecretStr
 from fulmen.ids import parse_runner_name, runner_name
 from fulmen.rpc.channel import FulmenChannel, open_channel
 from fulmen.store.v1 import (
+    annotation_service_pb2_grpc,
+    audit_service_pb2_grpc,
     call_service_pb2_grpc,
     lease_pb2,
     lease_service_pb2,
@@ -58,6 +60,8 @@ class Stubs:
         self.calls = call_service_pb2_grpc.CallServiceStub(channel)
         self.stored_responses = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
         self.run_history = run_history_service_pb2_grpc.RunHistoryServiceStub(channel)
+        self.annotations = annotation_service_pb2_grpc.AnnotationServiceStub(channel)
+        self.audit = audit_service_pb2_grpc.AuditServiceStub(channel)
         self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(channel)
         self.secrets = secret_service_pb2_grpc.SecretServiceStub(channel)
         self.runners = runner_registry_service_pb2_grpc.RunnerRegistryServiceStub(channel)

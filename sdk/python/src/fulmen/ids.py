@@ -25,6 +25,7 @@ _TRAINING_RUN = re.compile(rf"(projects/[a-z0-9-]{{1,63}})/trainingRuns/({NOT_DO
 _ATTEMPT = re.compile(f"{_ROLLOUT_PATTERN}/attempts/([1-9][0-9]{{0,8}})")
 _CALL = re.compile(f"(projects/[a-z0-9-]{{1,63}})/calls/({_UUID})")
 _CONVERSATION = re.compile(r"(projects/[a-z0-9-]{1,63})/conversations/([A-Za-z0-9._:@-]{1,128})")
+_ANNOTATION = re.compile(f"(projects/[a-z0-9-]{{1,63}})/annotations/({_UUID})")
 _SCHEDULE = re.compile(r"(projects/[a-z0-9-]{1,63})/schedules/([a-z0-9-]{1,63})")
 _TRAINING_RUN_FORM = "projects/{project}/trainingRuns/{id}"
 _ROLLOUT_FORM = "projects/{project}/rollouts/{uuid}"
@@ -200,6 +201,23 @@ def parse_conversation_name(name: str, *, field: str = "name") -> tuple[str, str
     if match is None:
         raise _malformed(field, name, "projects/{project}/conversations/{id}")
     return match[1], match[2]
+
+
+def annotation_name(project: str, annotation_id: uuid.UUID | str) -> str:
+    """Formats `projects/{project}/annotations/{uuid}`; `project` is `projects/{project}`."""
+    return f"{project}/annotations/{annotation_id}"
+
+
+def parse_annotation_name(name: str, *, field: str = "name") -> tuple[str, uuid.UUID]:
+    """Parses `projects/{project}/annotations/{uuid}`; returns `projects/{project}` and the id.
+
+    Raises:
+        ArgumentInvalid: If the name is malformed.
+    """
+    match = _ANNOTATION.fullmatch(name)
+    if match is None:
+        raise _malformed(field, name, "projects/{project}/annotations/{uuid}")
+    return match[1], uuid.UUID(match[2])
 
 
 def schedule_name(project: str, schedule_id: str) -> str:

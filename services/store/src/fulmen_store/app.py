@@ -45,6 +45,8 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.RunLeaseService",
     "fulmen.store.v1.RunHistoryService",
     "fulmen.store.v1.CallService",
+    "fulmen.store.v1.AnnotationService",
+    "fulmen.store.v1.AuditService",
     "fulmen.store.v1.StoredResponseService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
@@ -69,7 +71,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     queue = Queue(database, settings, keys, stack)
     verifier = TokenVerifier(keys, revoked=queue.revoked, clock=database.clock, runs=AttemptCheckTable(database).runs)
     services = Servicers(queue, database, settings, keys=keys, verifier=verifier)
-    server = build_server(settings, verifier=verifier, service_names=SERVICE_NAMES, register=services.register)
+    server = build_server(
+        settings,
+        verifier=verifier,
+        service_names=SERVICE_NAMES,
+        register=services.register,
+        audit_sink=services.audit_writer.note,
+    )
     services.server = server
     server.readiness.add("database", lambda: "" if database.is_up else "it does not answer, or is read-only")
     http = services.serve_http(server, stack)

@@ -251,13 +251,15 @@ def _leveled(outcome: Outcome, asked: Things) -> str:
 
 
 async def _everything_of_b(database_url: str, things: Things) -> dict[str, list[str]]:
-    """Returns every row of the database that has to do with project b or its things."""
+    """Returns every row of the database that has to do with project b or its things, but for the log of who asked."""
     connection = await asyncpg.connect(database_url)
     try:
         number = await connection.fetchval("select id from project where name = $1", things.project)
         marks = [str(parse_rollout_name(name).rollout_id) for name in (things.waiting, things.running)]
         marks += [things.session, things.token_id, things.project]
-        tables = await connection.fetch("select tablename from pg_tables where schemaname = 'public'")
+        tables = await connection.fetch(
+            "select tablename from pg_tables where schemaname = 'public' and tablename <> 'audit_entry'"
+        )
         found: dict[str, list[str]] = {}
         for (table,) in tables:
             rows = await connection.fetch(f"select t::text, to_jsonb(t) ->> 'project_id' from \"{table}\" t")

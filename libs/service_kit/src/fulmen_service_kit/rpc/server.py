@@ -14,7 +14,7 @@ from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.rpc.edge import RpcEdge
-from fulmen_service_kit.security.audit import AuditLog
+from fulmen_service_kit.security.audit import AuditLog, Sink
 from fulmen_service_kit.security.auth import Authenticator, Verifier
 from fulmen_service_kit.security.permissions import RULES
 from fulmen_service_kit.security.project_limits import ProjectLimits
@@ -92,6 +92,7 @@ def build_server(
     log_error_texts: bool = True,
     private: Path | None = None,
     limits: ProjectLimits | None = None,
+    audit_sink: Sink | None = None,
 ) -> RpcServer:
     """Creates and binds a server; `lifecycle.run_service` starts it.
 
@@ -104,6 +105,7 @@ def build_server(
         log_error_texts: See `RpcEdge`.
         private: Unix socket for the service's other processes, with which the port is then shared.
         limits: Limits of each project, which another port shares; by default those of the settings.
+        audit_sink: Gets the lines of the audit log, too.
 
     Raises:
         StartupError: If the port cannot be bound or a configured file is unusable.
@@ -114,7 +116,7 @@ def build_server(
     edge = RpcEdge(
         authenticator,
         log_error_texts=log_error_texts,
-        audit=_audit_log(settings, service_names),
+        audit=_audit_log(settings, service_names, audit_sink),
         mutual_tls=bool(settings.tls_client_ca_file),
         limits=limits,
         write_timeout_s=settings.stream_write_timeout_s,
@@ -185,10 +187,10 @@ def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
         raise StartupError(f"cannot listen on {path}") from None
 
 
-def _audit_log(settings: ServiceSettings, service_names: Sequence[str]) -> AuditLog:
+def _audit_log(settings: ServiceSettings, service_names: Sequence[str], sink: Sink | None) -> AuditLog:
     prefixes = tuple(f"/{name}/" for name in service_names)
     rpcs = [rpc for rpc, rule in RULES.items() if rule.audited is not None and rpc.startswith(prefixes)]
     try:
-        return AuditLog(settings.audit_file, service=settings.service_name, rpcs=rpcs)
+        return AuditLog(settings.audit_file, service=settings.service_name, rpcs=rpcs, also=sink)
     except OSError as error:
         raise StartupError(f"audit_file {settings.audit_file} cannot be written: {error.strerror}") from None

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -28,24 +28,31 @@ SPARSE_S = 10.0
 """Time between two lines of an rpc and project for calls that may be made without end: over a limit, or without a token."""
 _MAX_SPARSE = 10_000
 
+Sink = Callable[[Mapping[str, Any]], None]
+"""Takes the fields of a line."""
+
 _log = structlog.get_logger()
 
 
 class AuditLog:
     """Writes audit lines. Thread-safe."""
 
-    def __init__(self, path: str = "", *, service: str = "", rpcs: Iterable[str] = ()) -> None:
+    def __init__(
+        self, path: str = "", *, service: str = "", rpcs: Iterable[str] = (), also: Sink | None = None
+    ) -> None:
         """Opens the file for appending, readable by its owner only.
 
         Args:
             path: The file; empty for standard error.
             service: Name of the service.
             rpcs: Full names of the audited rpcs, whose counters start at 0.
+            also: Called with every line; must not block or raise.
 
         Raises:
             OSError: If the file cannot be opened.
         """
         self._service = service
+        self._also = also
         self._lock = threading.Lock()
         # Time of the next line, and the number left out since the last one.
         self._sparse: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
@@ -89,6 +96,8 @@ class AuditLog:
         }
         if left_out:
             line["left_out"] = left_out
+        if self._also is not None:
+            self._also(line)
         payload = json.dumps(line, separators=(",", ":"), default=str) + "\n"
         with self._lock:
             if self._descriptor is not None:
@@ -120,7 +129,7 @@ def _short(rpc: str) -> str:
 def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
     """Returns fields of a message by path: enums by name, long strings truncated, empty fields omitted.
 
-    A path such as `resources.kind` leads through a repeated field to a list, of at most 64 values.
+    A repeated field, and a path such as `resources.kind` that leads through one, is a list of at most 64 values.
     """
     found: dict[str, Any] = {}
     for path in paths:
@@ -140,7 +149,9 @@ def fields_of(request: Any, paths: Sequence[str]) -> dict[str, Any]:
             value = value if number is None else number.name
         elif isinstance(value, str):
             value = value[:_MAX_TEXT]
+        elif isinstance(value, Sequence) and not isinstance(value, bytes):
+            value = [str(each)[:_MAX_TEXT] for each in value[:_MAX_LISTED]]
         elif not isinstance(value, int | float | bool):
-            value = [str(each)[:_MAX_TEXT] for each in value] if hasattr(value, "__iter__") else str(value)[:_MAX_TEXT]
+            value = str(value)[:_MAX_TEXT]
         found[path] = value
     return found

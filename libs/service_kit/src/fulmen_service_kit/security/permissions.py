@@ -165,7 +165,19 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "ListSigningKeys": _to(*_EVERYONE, _ENGINE, _RANK),
         "RefreshToken": _to(_SERVICE, _RUNNER, _ENGINE, _RANK, audited=("project",)),
     },
-    "fulmen.store.v1.UsageService": {"SyncUsage": _to(_SERVICE), "GetUsage": _to(*_VIEWERS)},
+    "fulmen.store.v1.UsageService": {
+        "SyncUsage": _to(_SERVICE),
+        "GetUsage": _to(*_VIEWERS),
+        "GetUsageSeries": _to(*_VIEWERS),
+    },
+    "fulmen.store.v1.AuditService": {"ListAuditEntries": _to()},
+    "fulmen.store.v1.AnnotationService": {
+        "CreateAnnotation": _to(*_WRITERS),
+        "UpdateAnnotation": _to(*_WRITERS, audited=("annotation.name",)),
+        "DeleteAnnotation": _to(*_WRITERS, audited=("name",)),
+        "ListAnnotations": _to(*_VIEWERS),
+        "GetAgreement": _to(*_VIEWERS),
+    },
     "fulmen.store.v1.ProxyService": {"SyncProxy": _to(_SERVICE), "GetCaptureTotals": _to(_SERVICE)},
     "fulmen.store.v1.CallService": {
         "RecordCalls": _to(_SERVICE),

@@ -2,6 +2,8 @@
 
 from fulmen.errors.base import ERROR_DOMAIN, Code, FulmenError, Violation
 from fulmen.errors.catalogue import (
+    AnnotationExists,
+    AnnotationNotFound,
     ArgumentInvalid,
     AttemptNotFound,
     AttemptOver,
@@ -71,6 +73,8 @@ from fulmen.errors.catalogue import (
 )
 
 __all__ = [
+    "AnnotationExists",
+    "AnnotationNotFound",
     "ArgumentInvalid",
     "AttemptNotFound",
     "AttemptOver",

@@ -233,6 +233,18 @@ class ScheduleExists(FulmenError):
     code, reason = Code.ALREADY_EXISTS, "SCHEDULE_EXISTS"
 
 
+class AnnotationNotFound(NotFound):
+    """The annotation does not exist; `metadata["annotation"]` names it."""
+
+    reason = "ANNOTATION_NOT_FOUND"
+
+
+class AnnotationExists(FulmenError):
+    """The caller scored this dimension of the rollout before; `metadata["annotation"]` names that score."""
+
+    code, reason = Code.ALREADY_EXISTS, "ANNOTATION_EXISTS"
+
+
 class CallNotFound(NotFound):
     """The call or conversation is not recorded, or was deleted; `metadata["name"]` names it."""
 

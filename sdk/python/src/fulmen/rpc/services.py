@@ -19,6 +19,8 @@ from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStu
 from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import Token, open_channel
 from fulmen.rpc.tls import TlsFiles
+from fulmen.store.v1.annotation_service_pb2_grpc import AnnotationServiceStub
+from fulmen.store.v1.audit_service_pb2_grpc import AuditServiceStub
 from fulmen.store.v1.call_service_pb2_grpc import CallServiceStub
 from fulmen.store.v1.project_service_pb2_grpc import ProjectServiceStub
 from fulmen.store.v1.queue_service_pb2_grpc import QueueServiceStub
@@ -56,6 +58,8 @@ class Services:
     projects: ProjectServiceStub
     usage: UsageServiceStub
     calls: CallServiceStub
+    annotations: AnnotationServiceStub
+    audit: AuditServiceStub
     secrets: SecretServiceStub
     schedules: ScheduleServiceStub
     run_history: RunHistoryServiceStub
@@ -80,6 +84,8 @@ class Services:
             projects=ProjectServiceStub(store),
             usage=UsageServiceStub(store),
             calls=CallServiceStub(store),
+            annotations=AnnotationServiceStub(store),
+            audit=AuditServiceStub(store),
             secrets=SecretServiceStub(store),
             schedules=ScheduleServiceStub(store),
             run_history=RunHistoryServiceStub(store),

@@ -16,6 +16,8 @@ from fulmen.algorithm.v1 import (
 )
 from fulmen.llm_proxy.v1 import backend_service_pb2, completion_service_pb2, route_service_pb2
 from fulmen.store.v1 import (
+    annotation_service_pb2,
+    audit_service_pb2,
     call_service_pb2,
     project_service_pb2,
     queue_service_pb2,
@@ -51,6 +53,8 @@ FORWARDED: Final[Mapping[Target, tuple[ServiceDescriptor, ...]]] = {
         project_service_pb2.DESCRIPTOR.services_by_name["ProjectService"],
         usage_service_pb2.DESCRIPTOR.services_by_name["UsageService"],
         call_service_pb2.DESCRIPTOR.services_by_name["CallService"],
+        annotation_service_pb2.DESCRIPTOR.services_by_name["AnnotationService"],
+        audit_service_pb2.DESCRIPTOR.services_by_name["AuditService"],
         schedule_service_pb2.DESCRIPTOR.services_by_name["ScheduleService"],
         secret_service_pb2.DESCRIPTOR.services_by_name["SecretService"],
         run_history_service_pb2.DESCRIPTOR.services_by_name["RunHistoryService"],

@@ -133,8 +133,9 @@ class Fragments:
 
 
 SQL: Final = Fragments(
-    "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention", "rollouts", "run_history",
-    "run_leases", "runners", "schedules", "scheduling", "sealed_secrets", "segments", "spans", "usage",
+    "annotations", "audit", "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention",
+    "rollouts", "run_history", "run_leases", "runners", "schedules", "scheduling", "sealed_secrets", "segments", "spans",
+    "usage",
 )  # fmt: skip
 FRAGMENTS: Final = Fragments("rollouts/fragments")
 CALL_FRAGMENTS: Final = Fragments("calls/fragments")

@@ -30,7 +30,7 @@ REMOVALS: Final = (
     "remove_groups_of_project", "remove_usage_of_attempts", "remove_usage_of_rollouts", "remove_usage_of_minutes", "remove_recorded_calls",
     "remove_conversations", "remove_recorded_sizes", "remove_stored_responses", "remove_stored_response_sizes", "remove_budget_spend", "remove_counts", "remove_resource_uses",
     "remove_resource_aliases", "remove_resource_dependencies", "remove_resource_versions", "remove_resources", "remove_secrets",
-    "remove_schedules", "remove_request_log", "remove_durations", "remove_lost_runners", "remove_names_of_project",
+    "remove_schedules", "remove_audit_entries", "remove_request_log", "remove_durations", "remove_lost_runners", "remove_names_of_project",
     "remove_run_leases", "remove_training_runs",
 )  # fmt: skip
 

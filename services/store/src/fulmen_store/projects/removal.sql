@@ -83,6 +83,13 @@ delete from secret s where s.ctid = any (array(select q.ctid from secret q where
 delete from schedule s
 where s.ctid = any (array(select q.ctid from schedule q where q.project_id = $1 limit $2)) returning 1;
 
+-- name: remove_audit_entries
+-- Those of the calls with its tokens; that it was deleted is an entry of all projects.
+delete from audit_entry a
+where a.ctid = any (array(
+    select q.ctid from project p join audit_entry q on q.project = p.name where p.id = $1 limit $2
+)) returning 1;
+
 -- name: remove_request_log
 delete from request_log l
 where l.ctid = any (array(select q.ctid from request_log q where q.project_id = $1 limit $2)) returning 1;

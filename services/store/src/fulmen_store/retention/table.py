@@ -30,6 +30,8 @@ AGED: Final = {
     "training runs": "remove_expired_runs",
     "accounts of proxies": "delete_old_accounts",
     "proxies": "delete_old_proxies",
+    "audit entries": "delete_old_audit_entries",
+    "audit entries over the limit": "delete_surplus_audit_entries",
 }
 
 
@@ -94,7 +96,13 @@ class RetentionTable:
                 return [], []
             chunks = await transaction.fetch_of_days("remove_chunks", ids, ids)
             await remove_extents(transaction, ids)
-            for name in ("remove_attempts", "remove_ends", "remove_rollout_usage", "remove_rollouts"):
+            for name in (
+                "remove_attempts",
+                "remove_ends",
+                "remove_rollout_usage",
+                "remove_rollouts",
+                "remove_annotations",
+            ):
                 await transaction.fetch(name, ids)
         return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]
 

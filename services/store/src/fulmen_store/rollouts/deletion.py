@@ -84,6 +84,7 @@ class DeletionTable:
                 "remove_ends",
                 "remove_rollout_usage",
                 "remove_rollouts",
+                "remove_annotations",
                 "remove_retry_marks",
             ):
                 await transaction.fetch(name, ids)

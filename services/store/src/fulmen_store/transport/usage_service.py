@@ -19,8 +19,9 @@ from fulmen_service_kit.security.auth import current_caller
 from fulmen_store.database.stored import read_column
 from fulmen_store.malformed import malformed
 from fulmen_store.rollouts.table import RolloutTable
-from fulmen_store.transport.access import project_limit, run_project
+from fulmen_store.transport.access import project_limit, require_range, run_project
 from fulmen_store.transport.page_tokens import decode_token, encode_token, page_size
+from fulmen_store.usage.series import Period, Periods, Series, SeriesSelection, periods_of, series_of
 from fulmen_store.usage.sync import UsageSync
 from fulmen_store.usage.table import UsageTable
 from fulmen_store.usage.usage import (
@@ -29,6 +30,7 @@ from fulmen_store.usage.usage import (
     Selection,
     SpendEntry,
     Spends,
+    UsageCounts,
     UsageEntry,
     UsageGroup,
     UsageReport,
@@ -40,6 +42,8 @@ from fulmen_store.usage.usage import (
 __all__ = ["UsageService", "fill_spent"]
 
 DEFAULT_PAGE: Final = 100
+DEFAULT_SERIES: Final = 10
+MAX_SERIES: Final = 50
 OTHERS_BYTES: Final = 1024 * 1024
 # Longer than any name of a group in UTF-8, so that page keys have a fixed length.
 NAME_BYTES: Final = 560
@@ -97,6 +101,8 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         rollout = parse_rollout_name(request.rollout, field="rollout") if request.rollout else None
         named = request.project or (rollout.project if rollout else "")
         project = run_project(named, request.training_run)
+        if request.group_by == pb.USAGE_GROUPING_PROJECT:
+            raise malformed("group_by", "is PROJECT. Use GetUsageSeries")
         listed = _listed(request, project)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         last = decode_token(request.page_token, listed=listed, key_bytes=NAME_BYTES)
@@ -117,6 +123,47 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
             token = encode_token(found[limit - 1].name.encode().ljust(NAME_BYTES, b"\0"), listed=listed)
         groups = [_group(each, selection.grouping, project) for each in found[:limit]]
         return pb.GetUsageResponse(groups=groups, next_page_token=token)
+
+    async def GetUsageSeries(
+        self, request: pb.GetUsageSeriesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetUsageSeriesResponse:
+        """Sums up usage by group and period."""
+        grouping = _grouping(request.group_by)
+        if grouping in (Grouping.ROLLOUT, Grouping.ATTEMPT):
+            raise malformed("group_by", "is ROLLOUT or ATTEMPT, which have no series. Use GetUsage")
+        if request.training_run and grouping is Grouping.PROJECT:
+            raise malformed("group_by", "is PROJECT, but training_run names one run")
+        require_range("max_series", request.max_series or DEFAULT_SERIES, 1, MAX_SERIES)
+        max_series = request.max_series or DEFAULT_SERIES
+        project_ids, run_id = await self._reach(request, grouping)
+        end = _moment(request.end_time, "end_time") if request.HasField("end_time") else await self._table.clock()
+        start = _moment(request.start_time, "start_time") if request.HasField("start_time") else None
+        periods = periods_of(_period(request.period), start=start, end=end, first=EPOCH)
+        rows = await self._table.series(
+            SeriesSelection(
+                project_ids=project_ids, run_id=run_id, periods=periods, grouping=grouping, max_series=max_series
+            )
+        )
+        series, others, other_count = series_of(rows, max_series=max_series)
+        response = pb.GetUsageSeriesResponse(
+            series=[_series(each, periods) for each in series],
+            others=None if others is None else _series(others, periods),
+            other_count=other_count,
+        )
+        response.start_time.FromDatetime(periods.start)
+        response.end_time.FromDatetime(periods.end)
+        return response
+
+    async def _reach(
+        self, request: pb.GetUsageSeriesRequest, grouping: Grouping
+    ) -> tuple[Sequence[int] | None, int | None]:
+        """Returns the numbers of the projects, None for all, and that of the training run."""
+        limit = project_limit()
+        if grouping is Grouping.PROJECT and not request.project and limit is None:
+            return None, None
+        project_id = await self._rollouts.project_id(run_project(request.project, request.training_run))
+        run = request.training_run
+        return [project_id], await self._rollouts.find_run(project_id, run) if run else None
 
 
 def fill_spent(limits: ModelLimits, project: str, spends: Spends) -> None:
@@ -198,8 +245,19 @@ def _group(group: UsageGroup, grouping: Grouping, project: str) -> pb.UsageGroup
     elif grouping is Grouping.ATTEMPT:
         rollout_id, _, number = name.partition("/")
         name = attempt_name(project, rollout_id, int(number))
-    requests, failures, prompt, cached, completion, cost = group.counts
-    usage = pb.Usage(
+    return pb.UsageGroup(name=name, usage=_usage(group.counts))
+
+
+def _series(series: Series, periods: Periods) -> pb.UsageSeries:
+    message = pb.UsageSeries(name=series.name, total=_usage(series.total))
+    for place, counts in series.points:
+        message.points.add(usage=_usage(counts)).start_time.FromDatetime(periods.begin(place))
+    return message
+
+
+def _usage(counts: UsageCounts) -> pb.Usage:
+    requests, failures, prompt, cached, completion, cost = counts
+    return pb.Usage(
         request_count=requests,
         failure_count=failures,
         prompt_token_count=prompt,
@@ -207,7 +265,13 @@ def _group(group: UsageGroup, grouping: Grouping, project: str) -> pb.UsageGroup
         completion_token_count=completion,
         cost_micros=cost,
     )
-    return pb.UsageGroup(name=name, usage=usage)
+
+
+def _period(number: int) -> Period:
+    try:
+        return Period(number or Period.DAY)
+    except ValueError:
+        raise malformed("period", "is not a known period") from None
 
 
 def _grouping(number: int) -> Grouping:

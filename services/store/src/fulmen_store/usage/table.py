@@ -13,6 +13,8 @@ from fulmen.ids import AttemptName
 from fulmen.store.v1 import usage_service_pb2 as pb
 from fulmen_store.database.database import Database, columns
 from fulmen_store.database.stored import read_column
+from fulmen_store.projects.names import NO_PROJECT
+from fulmen_store.usage.series import SeriesRow, SeriesSelection, first_id
 from fulmen_store.usage.usage import (
     OtherWindows,
     Selection,
@@ -128,6 +130,21 @@ class UsageTable:
             rows = await self._database.fetch("usage_by_minute", *when)
         return [_group(row) for row in rows]
 
+    async def series(self, asked: SeriesSelection) -> list[SeriesRow]:
+        """Returns what was used in each period, by the place of the group and then by period."""
+        starts = asked.periods.starts_and_end
+        if asked.is_by_attempt:
+            (project_id,) = asked.project_ids or [NO_PROJECT]
+            bounds = [first_id(start) for start in starts]
+            rows = await self._database.fetch(
+                "usage_series_by_attempt", project_id, asked.run_id, bounds, asked.grouping, asked.max_series
+            )
+        else:
+            rows = await self._database.fetch(
+                "usage_series_by_minute", asked.project_ids, starts, asked.grouping, asked.max_series
+            )
+        return [_series_row(row) for row in rows]
+
     async def delete_expired(self, limit: int) -> int:
         """Removes up to `limit` rows of each kind that are past their project's retention; returns their number."""
         minutes = await self._database.fetch("delete_usage_minutes", limit)
@@ -139,6 +156,19 @@ def _group(row: asyncpg.Record) -> UsageGroup:
     name, *counts = row
     requests, failures, prompt, cached, completion, cost = counts
     return UsageGroup(name=name, counts=(requests, failures, prompt, cached, completion, cost))
+
+
+def _series_row(row: asyncpg.Record) -> SeriesRow:
+    place, period, name, *counts, total_count = row
+    requests, failures, prompt, cached, completion, cost = counts
+    return SeriesRow(
+        place=place,
+        # The first has the number 1.
+        period=period - 1,
+        name=name,
+        counts=(requests, failures, prompt, cached, completion, cost),
+        total_count=total_count,
+    )
 
 
 def _windows(stored: bytes) -> list[Window]:

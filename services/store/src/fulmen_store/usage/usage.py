@@ -64,11 +64,13 @@ class Grouping(IntEnum):
     TRAINING_RUN = 3
     ROLLOUT = 4
     ATTEMPT = 5
+    AGENT = 6
+    PROJECT = 7
 
     @property
     def is_by_attempt(self) -> bool:
         """Whether only calls of attempts are grouped."""
-        return self >= Grouping.TRAINING_RUN
+        return Grouping.TRAINING_RUN <= self <= Grouping.AGENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

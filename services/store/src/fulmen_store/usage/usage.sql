@@ -201,7 +201,7 @@ limit $6;
 -- name: usage_by_attempt
 -- A standby may answer.
 -- Of rollouts from one id to another; with a training run of this one only. Grouped by 1: model, 2: backend, 3: training
--- run, 4: rollout by its id, 5: attempt by its rollout's id and its number, padded to sort, otherwise all together.
+-- run, 4: rollout by its id, 5: attempt by its rollout's id and its number, padded to sort, 6: agent, otherwise all together.
 select
     g.name, sum(g.request_count)::bigint as request_count, sum(g.failure_count)::bigint as failure_count,
     sum(g.prompt_token_count)::bigint as prompt_token_count, sum(g.cached_token_count)::bigint as cached_token_count,
@@ -214,6 +214,9 @@ from (
             when 3 then coalesce((select t.name from training_run t where t.id = u.run_id), '')
             when 4 then u.rollout_id::text
             when 5 then u.rollout_id || '/' || lpad(u.attempt::text, 9, '0')
+            when 6 then coalesce((
+                select n.name from rollout q join interned_name n on n.id = q.agent where q.id = u.rollout_id
+            ), '')
             else ''
         end as name,
         u.request_count, u.failure_count, u.prompt_token_count, u.cached_token_count, u.completion_token_count,
@@ -230,6 +233,84 @@ where $6::text is null or g.name > $6 collate "C"
 group by g.name
 order by g.name collate "C"
 limit $7;
+
+-- name: usage_series_by_minute
+-- A standby may answer.
+-- Of projects $1, or of all; in periods that begin at each of $2, to the last of them. Grouped by 1: model, 2: backend, 7: project,
+-- otherwise all together. The first $4 groups by cost and tokens, and the sum of the others in place $4 + 1.
+with counted as (
+    select
+        case $3::smallint when 1 then u.model when 2 then u.backend when 7 then p.name else '' end as name,
+        width_bucket(u.minute, $2::timestamptz[]) as period, sum(u.request_count)::bigint as request_count,
+        sum(u.failure_count)::bigint as failure_count, sum(u.prompt_token_count)::bigint as prompt_token_count,
+        sum(u.cached_token_count)::bigint as cached_token_count,
+        sum(u.completion_token_count)::bigint as completion_token_count, sum(u.cost_micros)::bigint as cost_micros
+    from project p cross join lateral (
+        select q.* from usage_minute q
+        where q.project_id = p.id and q.minute >= ($2::timestamptz[])[1]
+            and q.minute < ($2::timestamptz[])[cardinality($2::timestamptz[])]
+    ) u
+    where p.deleted_at is null and ($1::int[] is null or p.id = any ($1))
+    group by 1, 2
+), ranked as (
+    select
+        c.name, row_number() over (
+            order by sum(c.cost_micros) desc, sum(c.prompt_token_count + c.completion_token_count) desc, c.name collate "C"
+        ) as place
+    from counted c group by c.name
+)
+select
+    least(r.place, $4 + 1)::int as place, c.period, min(r.name) as name,
+    sum(c.request_count)::bigint as request_count, sum(c.failure_count)::bigint as failure_count,
+    sum(c.prompt_token_count)::bigint as prompt_token_count, sum(c.cached_token_count)::bigint as cached_token_count,
+    sum(c.completion_token_count)::bigint as completion_token_count, sum(c.cost_micros)::bigint as cost_micros,
+    (select count(*) from ranked)::int as total_count
+from counted c join ranked r on r.name = c.name
+group by 1, 2 order by 1, 2;
+
+-- name: usage_series_by_attempt
+-- A standby may answer.
+-- As above, of the attempts of project $1 and, unless null, training run $2, by the time of the rollouts' ids $3. Grouped by
+-- 1: model, 2: backend, 3: training run, 6: agent, otherwise all together.
+with counted as (
+    select
+        case $4::smallint
+            when 1 then u.model when 2 then u.backend when 3 then u.run_id::text
+            when 6 then (select q.agent::text from rollout q where q.id = u.rollout_id)
+        end as key,
+        width_bucket(u.rollout_id, $3::uuid[]) as period, sum(u.request_count)::bigint as request_count,
+        sum(u.failure_count)::bigint as failure_count, sum(u.prompt_token_count)::bigint as prompt_token_count,
+        sum(u.cached_token_count)::bigint as cached_token_count,
+        sum(u.completion_token_count)::bigint as completion_token_count, sum(u.cost_micros)::bigint as cost_micros
+    from usage_attempt u
+    where u.project_id = $1 and ($2::int is null or u.run_id = $2) and u.rollout_id >= ($3::uuid[])[1]
+        and u.rollout_id < ($3::uuid[])[cardinality($3::uuid[])]
+    group by 1, 2
+), named as (
+    select
+        k.key, coalesce(
+            case $4::smallint
+                when 3 then (select t.name from training_run t where t.id = k.key::int)
+                when 6 then (select n.name from interned_name n where n.id = k.key::int)
+                else k.key
+            end, ''
+        ) as name
+    from (select distinct c.key from counted c) k
+), ranked as (
+    select
+        n.name, row_number() over (
+            order by sum(c.cost_micros) desc, sum(c.prompt_token_count + c.completion_token_count) desc, n.name collate "C"
+        ) as place
+    from counted c join named n on n.key is not distinct from c.key group by n.name
+)
+select
+    least(r.place, $5 + 1)::int as place, c.period, min(r.name) as name,
+    sum(c.request_count)::bigint as request_count, sum(c.failure_count)::bigint as failure_count,
+    sum(c.prompt_token_count)::bigint as prompt_token_count, sum(c.cached_token_count)::bigint as cached_token_count,
+    sum(c.completion_token_count)::bigint as completion_token_count, sum(c.cost_micros)::bigint as cost_micros,
+    (select count(*) from ranked)::int as total_count
+from counted c join named n on n.key is not distinct from c.key join ranked r on r.name = n.name
+group by 1, 2 order by 1, 2;
 
 -- name: delete_usage_minutes
 delete from usage_minute u where u.ctid = any (array(

@@ -9,6 +9,8 @@ import grpc.aio
 
 from fulmen.keda import externalscaler_pb2_grpc
 from fulmen.store.v1 import (
+    annotation_service_pb2_grpc,
+    audit_service_pb2_grpc,
     call_service_pb2_grpc,
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
@@ -32,6 +34,10 @@ from fulmen_service_kit.rpc.server import RpcServer
 from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.sealing import BACKEND_KEYS_LABEL, SECRETS_LABEL, Sealer
 from fulmen_service_kit.security.tokens import TokenVerifier
+from fulmen_store.annotations.annotations import Annotations
+from fulmen_store.annotations.table import AnnotationTable
+from fulmen_store.audit.table import AuditTable
+from fulmen_store.audit.writer import AuditWriter
 from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
@@ -75,7 +81,9 @@ from fulmen_store.spans.blobs import Blobs, open_storage
 from fulmen_store.spans.following import SpanFollower
 from fulmen_store.spans.spans import Spans
 from fulmen_store.spans.table import SpanTable
+from fulmen_store.transport.annotation_service import AnnotationService
 from fulmen_store.transport.assignments import Assignments
+from fulmen_store.transport.audit_service import AuditService
 from fulmen_store.transport.call_service import CallService
 from fulmen_store.transport.comparison import RolloutComparison
 from fulmen_store.transport.lease_service import LeaseService
@@ -174,6 +182,11 @@ class Servicers:
         self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
         recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
         self.calls = CallService(table=recorded, projects=queue.project_names)
+        annotations, entries = AnnotationTable(database), AuditTable(database)
+        self.annotations = AnnotationService(
+            annotations=Annotations(annotations), table=annotations, projects=queue.project_names
+        )
+        self.audit, self.audit_writer = AuditService(table=entries, projects=queue.project_names), AuditWriter(entries)
         responses = _stored_responses(queue, database, settings)
         self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
         chunks, spans = _spans(queue, database, settings, blobs)
@@ -188,6 +201,7 @@ class Servicers:
         queue.events.attempts_ended.subscribe(costs.ended)
         self.roles: dict[str, Role] = {
             "progress-writer": progress,
+            "audit-writer": self.audit_writer,
             "span-committer": spans.committer,
             "span-packer": spans.packer,
             "span-looks": follower.looks,
@@ -226,6 +240,8 @@ class Servicers:
         peer_service_pb2_grpc.add_PeerServiceServicer_to_server(self.peers, server)
         span_service_pb2_grpc.add_SpanServiceServicer_to_server(self.spans, server)
         call_service_pb2_grpc.add_CallServiceServicer_to_server(self.calls, server)
+        annotation_service_pb2_grpc.add_AnnotationServiceServicer_to_server(self.annotations, server)
+        audit_service_pb2_grpc.add_AuditServiceServicer_to_server(self.audit, server)
         stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(self.stored_responses, server)
         add_trace_service(self.ingest, server)
 

@@ -16,12 +16,25 @@ class UsageGrouping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     USAGE_GROUPING_TRAINING_RUN: _ClassVar[UsageGrouping]
     USAGE_GROUPING_ROLLOUT: _ClassVar[UsageGrouping]
     USAGE_GROUPING_ATTEMPT: _ClassVar[UsageGrouping]
+    USAGE_GROUPING_AGENT: _ClassVar[UsageGrouping]
+    USAGE_GROUPING_PROJECT: _ClassVar[UsageGrouping]
+
+class UsagePeriod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    USAGE_PERIOD_UNSPECIFIED: _ClassVar[UsagePeriod]
+    USAGE_PERIOD_HOUR: _ClassVar[UsagePeriod]
+    USAGE_PERIOD_DAY: _ClassVar[UsagePeriod]
 USAGE_GROUPING_UNSPECIFIED: UsageGrouping
 USAGE_GROUPING_MODEL: UsageGrouping
 USAGE_GROUPING_BACKEND: UsageGrouping
 USAGE_GROUPING_TRAINING_RUN: UsageGrouping
 USAGE_GROUPING_ROLLOUT: UsageGrouping
 USAGE_GROUPING_ATTEMPT: UsageGrouping
+USAGE_GROUPING_AGENT: UsageGrouping
+USAGE_GROUPING_PROJECT: UsageGrouping
+USAGE_PERIOD_UNSPECIFIED: UsagePeriod
+USAGE_PERIOD_HOUR: UsagePeriod
+USAGE_PERIOD_DAY: UsagePeriod
 
 class Usage(_message.Message):
     __slots__ = ("request_count", "failure_count", "prompt_token_count", "cached_token_count", "completion_token_count", "cost_micros")
@@ -164,3 +177,53 @@ class UsageGroup(_message.Message):
     name: str
     usage: Usage
     def __init__(self, name: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
+
+class GetUsageSeriesRequest(_message.Message):
+    __slots__ = ("project", "training_run", "start_time", "end_time", "period", "group_by", "max_series")
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
+    MAX_SERIES_FIELD_NUMBER: _ClassVar[int]
+    project: str
+    training_run: str
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    period: UsagePeriod
+    group_by: UsageGrouping
+    max_series: int
+    def __init__(self, project: _Optional[str] = ..., training_run: _Optional[str] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., period: _Optional[_Union[UsagePeriod, str]] = ..., group_by: _Optional[_Union[UsageGrouping, str]] = ..., max_series: _Optional[int] = ...) -> None: ...
+
+class GetUsageSeriesResponse(_message.Message):
+    __slots__ = ("start_time", "end_time", "series", "others", "other_count")
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    series: _containers.RepeatedCompositeFieldContainer[UsageSeries]
+    others: UsageSeries
+    other_count: int
+    def __init__(self, start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., series: _Optional[_Iterable[_Union[UsageSeries, _Mapping]]] = ..., others: _Optional[_Union[UsageSeries, _Mapping]] = ..., other_count: _Optional[int] = ...) -> None: ...
+
+class UsageSeries(_message.Message):
+    __slots__ = ("name", "total", "points")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    total: Usage
+    points: _containers.RepeatedCompositeFieldContainer[UsagePoint]
+    def __init__(self, name: _Optional[str] = ..., total: _Optional[_Union[Usage, _Mapping]] = ..., points: _Optional[_Iterable[_Union[UsagePoint, _Mapping]]] = ...) -> None: ...
+
+class UsagePoint(_message.Message):
+    __slots__ = ("start_time", "usage")
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    start_time: _timestamp_pb2.Timestamp
+    usage: Usage
+    def __init__(self, start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...

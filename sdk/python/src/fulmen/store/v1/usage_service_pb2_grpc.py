@@ -48,6 +48,11 @@ class UsageServiceStub(object):
                 request_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.GetUsageSeries = channel.unary_unary(
+                '/fulmen.store.v1.UsageService/GetUsageSeries',
+                request_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesRequest.SerializeToString,
+                response_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesResponse.FromString,
+                _registered_method=True)
 
 
 class UsageServiceServicer(object):
@@ -78,6 +83,16 @@ class UsageServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsageSeries(self, request, context):
+        """Returns the usage of model calls in time: one series per group, in periods of an hour or a day of UTC. A reader token
+        is sufficient.
+
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: also for more than 750 periods); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UsageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +105,11 @@ def add_UsageServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageRequest.FromString,
                     response_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'GetUsageSeries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsageSeries,
+                    request_deserializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesRequest.FromString,
+                    response_serializer=fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -150,6 +170,33 @@ class UsageService(object):
             '/fulmen.store.v1.UsageService/GetUsage',
             fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageRequest.SerializeToString,
             fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsageSeries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fulmen.store.v1.UsageService/GetUsageSeries',
+            fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesRequest.SerializeToString,
+            fulmen_dot_store_dot_v1_dot_usage__service__pb2.GetUsageSeriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,1 @@
+"""`fulmen annotations`: scores that people give to rollouts."""

@@ -1,0 +1,1 @@
+"""Annotations: scores that people give to rollouts, and how far these people agree."""
