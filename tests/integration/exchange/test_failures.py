@@ -19,8 +19,9 @@ from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import Payload, Round
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.links.grpc_chunks import ReadChunk
-from fulmen_exchange.links.grpc_link import FRONT_BYTES, MAX_IN_FLIGHT, SMALL, link_loop
+from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT, link_loop
 from fulmen_exchange.links.grpc_server import dial
+from fulmen_exchange.links.pieces import FRONT_BYTES, SMALL
 from tests.support.exchange.channels import Read, Tapped, Write
 from tests.support.exchange.line import Line
 from tests.support.exchange.sums import HASTY, alike, exchanged

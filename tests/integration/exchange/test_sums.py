@@ -9,7 +9,8 @@ import torch
 
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
 from fulmen_exchange.codecs.codec import SegmentCodec
-from fulmen_exchange.links.grpc_link import FRONT_BYTES, MAX_IN_FLIGHT, SMALL, _waves
+from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT
+from fulmen_exchange.links.pieces import FRONT_BYTES, SMALL, waves
 from fulmen_exchange.registry import load_codecs, make_codec
 from tests.support.exchange.sums import ROUNDS, expected
 from tests.support.exchange.world import Join, Member, Site, gradient_of
@@ -84,9 +85,9 @@ async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(
 def test_pieces_cover_a_tensor_and_fill_their_chunks(size: int, shards: int) -> None:
     # 4 MiB: the first and the last are shorter, since nothing comes down while the first goes up.
     flat = torch.arange(size)
-    waves = list(_waves(flat, shards, 2**22))
-    assert torch.equal(torch.cat([piece for wave in waves for piece in wave]), flat)
-    lengths = [sum(map(len, wave)) * flat.element_size() for wave in waves]
+    found = list(waves(flat, shards, 2**22))
+    assert torch.equal(torch.cat([piece for wave in found for piece in wave]), flat)
+    lengths = [sum(map(len, wave)) * flat.element_size() for wave in found]
     for length in lengths if size > SMALL else ():
         assert length <= shards * (4 * CHUNK_BYTES - FRONT_BYTES)
     if size == 7 * 10**6:

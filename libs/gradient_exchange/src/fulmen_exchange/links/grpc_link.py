@@ -10,7 +10,7 @@ import asyncio
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from fulmen_exchange import wire
 from fulmen_exchange.aggregator.checksum import LONG, crc32
 from fulmen_exchange.aggregator.rounds import MAX_OPEN
 from fulmen_exchange.aggregator.shard_sum import sum_payload
-from fulmen_exchange.aggregator.terms import CHUNK_BYTES, QUORUM_SUM, SUM
+from fulmen_exchange.aggregator.terms import QUORUM_SUM, SUM
 from fulmen_exchange.codecs.codec import Codec, Payload, PayloadInvalid, Round, SegmentCodec
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
@@ -34,16 +34,13 @@ from fulmen_exchange.links.grpc_chunks import split
 from fulmen_exchange.links.grpc_server import dial
 from fulmen_exchange.links.grpc_shard import Incoming, Outgoing, ShardClient, failed
 from fulmen_exchange.links.link import QuorumSum, Sums
+from fulmen_exchange.links.pieces import waves
 from fulmen_exchange.links.settings import GrpcLinkSettings
 from fulmen_exchange.ranks import CPU
 from fulmen_exchange.settings import CodecSettings
 
-SMALL = 65_536
-"""Tensors up to this many elements are summed by one shard, so that all of it is the sum of the same ranks."""
 MAX_IN_FLIGHT = MAX_OPEN
 """Pieces of a tensor, or buckets, in flight at a time, so that uploads, sums and downloads overlap."""
-FRONT_BYTES = 256
-"""Room in the first chunk of a piece for what comes before its elements."""
 RETRY_S = 0.2
 CLOSE_TIMEOUT_S = 25.0
 
@@ -242,7 +239,7 @@ class GrpcLink:
         in_flight: deque[tuple[Sequence[Tensor], Sequence[int], Future[list[Incoming]]]] = deque()
         found: list[QuorumSum] = []
         try:
-            for wave in _waves(flat, self.shards, self._settings.piece_bytes):
+            for wave in waves(flat, self.shards, self._settings.piece_bytes):
                 if len(in_flight) == MAX_IN_FLIGHT:
                     self._receive(*in_flight.popleft(), found)
                 # Single pieces rotate among the shards.
@@ -437,33 +434,3 @@ class GrpcLink:
                 f"no answer from {names} within {limit_s:g} s in round {self._round}, call {self._call - 1}: check that"
                 " all ranks are running and the servers are reachable"
             ) from None
-
-
-def _waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[Sequence[Tensor]]:
-    """Splits a flat tensor into waves of one piece per shard; a small tensor goes to one shard."""
-    size = flat.numel()
-    if size <= SMALL:
-        yield from ((flat,),) if size else ()
-        return
-    begin, width = 0, flat.element_size()
-    for wave in _sizes(size, *(shards * (_fitting(max(SMALL, piece_bytes // part)) // width) for part in (4, 2, 1))):
-        yield flat[begin : begin + wave].split(-(-wave // shards))
-        begin += wave
-
-
-def _sizes(size: int, quarter: int, half: int, whole: int) -> list[int]:
-    """Returns the sizes of waves. The first and last are short: nothing comes down while the first go up, or the reverse."""
-    body = size - 2 * (quarter + half)
-    if body < 0:
-        return _runs(size, quarter)
-    return [quarter, half, *_runs(body, whole), half, quarter]
-
-
-def _runs(size: int, longest: int) -> list[int]:
-    return [min(longest, size - begin) for begin in range(0, size, longest)]
-
-
-def _fitting(piece_bytes: int) -> int:
-    """Returns so many bytes of a piece that with its header it fills whole chunks: each chunk takes processors' time."""
-    chunks = round(piece_bytes / CHUNK_BYTES)
-    return chunks * CHUNK_BYTES - FRONT_BYTES if chunks else piece_bytes
