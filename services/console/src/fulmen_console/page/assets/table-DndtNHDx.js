@@ -1,0 +1,1 @@
+function e(e,t,n,r){let i=Math.max(0,Math.min(Math.floor(t/r)-20,e)),a=Math.min(e,Math.ceil((t+n)/r)+20);return{from:i,to:Math.max(i,a)}}export{e as t};
