@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -12,7 +12,7 @@ import asyncpg
 
 from fulmen_store.database.database import Database
 from fulmen_store.database.days import first_id
-from fulmen_store.rollouts.filter import Expression, creation_bounds, required_name, requires_state
+from fulmen_store.rollouts.filter import Expression, Field, creation_bounds, required_name, requires_state
 from fulmen_store.rollouts.filter_sql import compiled, is_after, order_sql
 from fulmen_store.rollouts.ordering import Place, SortKey
 from fulmen_store.rollouts.transitions import RolloutState
@@ -29,6 +29,12 @@ HIGHEST_ID: Final = UUID(int=2**128 - 1)
 ID_BEFORE_CREATION: Final = datetime.timedelta(hours=1, minutes=10)
 ID_AFTER_CREATION: Final = datetime.timedelta(minutes=15)
 _DIGITS: Final = 32
+_WALKS: Final[Mapping[Field, tuple[str, str]]] = {
+    Field.REWARD: ("reward_ascending", "reward_descending"),
+    Field.DURATION: ("duration_ascending", "duration_descending"),
+    Field.TOKEN_COUNT: ("token_count_ascending", "token_count_descending"),
+    Field.COST_MICROS: ("cost_micros_ascending", "cost_micros_descending"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,8 @@ class ListWindows:
         self, selected: Selected, key: SortKey, value: float, rollout_id: UUID, limit: int
     ) -> list[tuple[float, UUID]]:
         """Returns values and ids after a place in the order of one figure, of all rollouts of the project or training run."""
-        name = f"{key.field}_{'descending' if key.descending else 'ascending'}"
-        rows = await self._database.fetch(name, selected.project_id, value, rollout_id, limit, selected.run_id)
+        ascending, descending = _WALKS[key.field]
+        rows = await self._database.fetch(
+            descending if key.descending else ascending, selected.project_id, value, rollout_id, limit, selected.run_id
+        )
         return [(row["value"], row["id"]) for row in rows]
