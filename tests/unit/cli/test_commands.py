@@ -63,6 +63,8 @@ WITHOUT_DATA = frozenset(
         "proxy route delete",
         "proxy backend delete",
         "proxy import-prices",
+        "annotations delete",
+        "annotations publish",
         "token revoke",
         "secret set",
         "secret remove",
