@@ -32,10 +32,14 @@ ALGORITHM = (
         f"/fulmen.algorithm.v1.{rpc}": roles
         for rpcs, roles in (
             (
-                "CreateTrainingRun PlanTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun",
+                "CreateTrainingRun PlanTrainingRun PauseTrainingRun ResumeTrainingRun CancelTrainingRun RollbackTrainingRun "
+                "UpdateTrainingRun",
                 {A, S, C},
             ),
-            ("GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport", {A, S, C, V}),
+            (
+                "GetTrainingRun ListTrainingRuns WatchTrainingRun ListCheckpoints GetTrainingRunReport ListPromptCandidates",
+                {A, S, C, V},
+            ),
             ("ListAlgorithms", {A, S, C, V}),
         )
         for rpc in (f"TrainingRunService/{name}" for name in rpcs.split())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fulmen.algorithm.v1 import gradient_exchange_service_pb2 as exchange
+from fulmen.algorithm.v1 import prompt_search_pb2 as prompts_pb
 from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.algorithm.v1 import training_run_service_pb2 as pb
 from fulmen.algorithm.v1.gradient_exchange_service_pb2_grpc import GradientExchangeServiceStub
@@ -181,11 +182,15 @@ async def test_a_run_of_another_project_is_as_if_it_did_not_exist(members: tuple
     for name in (theirs, f"{A}/trainingRuns/same", "trainingRuns/same", f"{B}/rollouts/same", ""):
         absent = f"{A}/trainingRuns/none"
         for rpc in ("GetTrainingRun", "WatchTrainingRun", "PauseTrainingRun", "ResumeTrainingRun", "CancelTrainingRun",
-                    "GetTrainingRunReport", "ListCheckpoints", "RollbackTrainingRun"):  # fmt: skip
+                    "GetTrainingRunReport", "ListCheckpoints", "RollbackTrainingRun", "UpdateTrainingRun", "ListPromptCandidates"):  # fmt: skip
             answers = []
             for asked in (name, absent):
-                request = getattr(pb, f"{rpc}Request")()
-                field = {"ListCheckpoints": "parent", "RollbackTrainingRun": "checkpoint"}.get(rpc, "name")
+                request = getattr(prompts_pb if "Prompt" in rpc else pb, f"{rpc}Request")()
+                field = {
+                    "ListCheckpoints": "parent",
+                    "ListPromptCandidates": "parent",
+                    "RollbackTrainingRun": "checkpoint",
+                }.get(rpc, "name")
                 setattr(request, field, f"{asked}/checkpoints/1" if field == "checkpoint" else asked)
                 answers.append(await told(getattr(a.runs, rpc)(request), f"'{asked}'"))
             if answers[0] != answers[1] or not answers[0].startswith("TrainingRunNotFound"):

@@ -51,7 +51,7 @@ async def append(stubs: Stubs, epoch: int, *events: pb.RunHistoryEvent, run: str
 
 
 async def curves(
-    stubs: Stubs, *metrics: str, axis: pb.RunAxis.ValueType = pb.RUN_AXIS_STEP, max_points: int = 0
+    stubs: Stubs, *metrics: str, axis: pb.RunAxis = pb.RUN_AXIS_STEP, max_points: int = 0
 ) -> Mapping[str, Sequence[tuple[float, float]]]:
     request = pb.GetRunMetricsRequest(training_runs=[RUN], metrics=metrics, axis=axis, max_points=max_points)
     (found,) = (await stubs.run_history.GetRunMetrics(request)).runs
