@@ -33,9 +33,14 @@ validate_every = 4
 checkpoint_every = 2
 `;
 
+/** Runs of the arithmetic example, of these tests alone. */
+async function stages(algorithm: string): Promise<any[]> {
+  return (await runs()).filter((run) => run.policy?.name === "arithmetic" && run.algorithm === algorithm);
+}
+
 /** The run that learned from rewards. */
 async function trained(): Promise<any> {
-  return (await runs()).find(({ algorithm, step, stepCount }) => algorithm === "grpo" && step === stepCount);
+  return (await stages("grpo")).find(({ step, stepCount }) => step === stepCount);
 }
 
 test.describe.configure({ timeout: 150_000 });
@@ -56,7 +61,7 @@ test("a reader sees all runs, and those that are selected over one axis with wha
   await expect(table.getByText("succeeded").first()).toBeVisible();
   await expect(page.getByRole("button", { name: /New run\s*, not available/ })).toBeVisible();
   for (const run of await runs()) await expect(table.getByRole("link", { name: run.displayName || run.name.split("/").pop() })).toBeVisible();
-  const [reinforced, imitated] = [await trained(), (await runs()).find(({ algorithm }) => algorithm === "sft")];
+  const [reinforced, imitated] = [await trained(), (await stages("sft"))[0]];
   for (const { name } of [reinforced, imitated]) await table.getByLabel(`Select ${name.split("/").pop()}`).check();
   await expect(page.getByRole("region", { name: "2 runs over one axis" })).toBeVisible();
   await expect(page.getByRole("img", { name: /^loss\./ })).toBeVisible();

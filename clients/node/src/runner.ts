@@ -70,7 +70,7 @@ export class Runner {
     this.name = runner;
     this.lose(lostAttempts);
     this.report([...this.unacknowledged.values()]);
-    return setInterval(() => this.send({ $case: "renew", value: { load: undefined, progress: [] } }), (ttlS * 1000) / 3);
+    return setInterval(() => this.send({ $case: "renew", value: { load: undefined, progress: [], doneOrder: 0n } }), (ttlS * 1000) / 3);
   }
 
   private take(message: StreamLeasesResponse["message"]) {

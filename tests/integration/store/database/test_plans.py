@@ -18,6 +18,7 @@ import pytest
 
 from fulmen.ids import uuid7
 from fulmen_store.database.queries import SQL
+from tests.support.store.plans import explained, nodes_of
 
 WAITING = 30_000
 LEASED = 200
@@ -334,7 +335,7 @@ async def test_hot_statements_stay_probes_whenever_their_plans_were_made(connect
     for name, hot in hot_statements(some, some, some).items():
         if " " not in name:
             await connection.execute(f"prepare {name} as {SQL[name]}")
-        await _explain(connection, name, hot.arguments)
+        await explained(connection, name, hot.arguments)
     await _grow(connection, leased=not all_leased)
     statements = hot_statements(
         await _ids(connection, "session is null"), await _ids(connection, "session is not null and not hedged"),
@@ -354,7 +355,7 @@ async def test_a_plan_that_looks_through_the_backlog_is_noticed(connection: Any)
         "prepare through as select i.id from item i where i.run_id = $1 and i.session is null limit $2"
     )
     hot = Hot(arguments=(IDLE_RUN, ASKED), items=ASKED)
-    plan = await _explain(connection, "through", hot.arguments)
+    plan = await explained(connection, "through", hot.arguments)
     assert list(_broken(plan, hot))
 
 
@@ -367,20 +368,20 @@ async def test_old_groups_are_found_by_block_ranges(connection: Any) -> None:
     await connection.execute(f"prepare remove_groups as {SQL['remove_groups']}")
     async with connection.transaction():
         await connection.execute(SQL["allow_bitmaps"])
-        plan = await _explain(connection, "remove_groups", (1, ASKED))
-    assert "rollout_group_by_age" in {node.get("Index Name") for node in _nodes(plan)}
+        plan = await explained(connection, "remove_groups", (1, ASKED))
+    assert "rollout_group_by_age" in {node.get("Index Name") for node in nodes_of(plan)}
 
 
 async def _problems(connection: Any, statements: dict[str, Hot]) -> list[str]:
     found = []
     for name, hot in statements.items():
-        plan = await _explain(connection, name, hot.arguments)
+        plan = await explained(connection, name, hot.arguments)
         found += [f"{name}: {problem}\n{json.dumps(plan)}" for problem in _broken(plan, hot)]
     return found
 
 
 def _broken(plan: dict[str, Any], hot: Hot) -> Iterator[str]:
-    nodes = list(_nodes(plan))
+    nodes = list(nodes_of(plan))
     for relation, most in (("item", hot.items), ("rollout_end", hot.ends), *hot.others.items()):
         seen = 0.0
         for node in nodes:
@@ -397,12 +398,6 @@ def _broken(plan: dict[str, Any], hot: Hot) -> Iterator[str]:
             yield f"finds nothing in {relation}"
     if hot.index and all(node.get("Index Name") != hot.index for node in nodes):
         yield f"does not use {hot.index}"
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for part in plan.get("Plans", ()):
-        yield from _nodes(part)
 
 
 async def _start(connection: Any) -> None:
@@ -437,33 +432,3 @@ async def _ids(connection: Any, condition: str) -> list[UUID]:
     rows = await connection.fetch(f"select id from item where {condition} limit {ASKED}")
     assert len(rows) == ASKED
     return [row["id"] for row in rows]
-
-
-async def _explain(connection: Any, name: str, arguments: tuple[object, ...]) -> dict[str, Any]:
-    """Runs a prepared statement, undoes what it did, and returns its plan with what it looked at."""
-    values = f"({', '.join(map(_literal, arguments))})" if arguments else ""
-    transaction = connection.transaction()
-    await transaction.start()
-    try:
-        told = await connection.fetchval(
-            f"explain (analyze, costs off, timing off, format json) execute {name.split()[0]} {values}"
-        )
-    finally:
-        await transaction.rollback()
-    plan: dict[str, Any] = json.loads(told)[0]["Plan"]
-    return plan
-
-
-def _literal(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case list():
-            parts = ("null" if each is None else f'"{_text(each)}"' for each in value)
-            return "'{" + ",".join(parts) + "}'"
-        case _:
-            return f"'{_text(value)}'"
-
-
-def _text(value: object) -> str:
-    return "" if value == b"" else str(value)

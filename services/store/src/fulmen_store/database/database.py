@@ -24,7 +24,10 @@ from fulmen_store.database.queries import SQL, filtered, is_by_day, of_days
 from fulmen_store.database.server_clock import ServerClock
 from fulmen_store.database.standby import READS, Standby, open_standby
 
-__all__ = ["Database", "connect"]
+__all__ = ["Database", "Row", "connect"]
+
+Row = asyncpg.Record
+"""A row of a result: its columns by name."""
 
 ACQUIRE_LIMIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.2

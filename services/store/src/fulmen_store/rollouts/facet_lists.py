@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import asyncpg
-
 from fulmen_store.clock import Clock
-from fulmen_store.database.database import Database
+from fulmen_store.database.database import Database, Row
 from fulmen_store.rollouts.facets import MAP_FIELDS, TRAITS, Facet, FacetCounter
 from fulmen_store.rollouts.filter import Expression, Field
 from fulmen_store.rollouts.windows import FIRST_ROWS, MAX_LIMIT_S, WINDOW_ROWS, ListWindows, Pace, Selected
@@ -102,7 +100,7 @@ class RolloutFacets:
         return {Field.TASK_TYPE: of_names, Field.AGENT: of_names, Field.TRAINING_RUN: of_runs}
 
 
-def _add_traits(rows: Sequence[asyncpg.Record], counters: Mapping[Field, FacetCounter]) -> int:
+def _add_traits(rows: Sequence[Row], counters: Mapping[Field, FacetCounter]) -> int:
     """Adds rows of `facets_listed`; returns the number of rollouts."""
     every = (1 << len(TRAITS)) - 1
     examined = 0
@@ -117,7 +115,7 @@ def _add_traits(rows: Sequence[asyncpg.Record], counters: Mapping[Field, FacetCo
     return examined
 
 
-def _add_entries(rows: Sequence[asyncpg.Record], counters: Mapping[Field, FacetCounter]) -> int:
+def _add_entries(rows: Sequence[Row], counters: Mapping[Field, FacetCounter]) -> int:
     """Adds rows of `map_facets_listed`, the first of which counts the rollouts; returns their number."""
     examined = 0
     for row in rows:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-import asyncpg
-
-from fulmen_store.database.database import Database
+from fulmen_store.database.database import Database, Row
 from fulmen_store.database.days import first_id
 from fulmen_store.rollouts.filter import Expression, Field, creation_bounds, required_name, requires_state
 from fulmen_store.rollouts.filter_sql import compiled, is_after, order_sql
@@ -120,7 +118,7 @@ class ListWindows:
         order: Sequence[SortKey] = (),
         after: Place | None = None,
         within: str = "",
-    ) -> list[asyncpg.Record]:
+    ) -> list[Row]:
         """Returns the selected rows from `lower` to below `upper`, at most `limit`, or what `within` makes of them."""
         arguments: list[object] = [selected.project_id, upper, lower, limit]
         if selected.is_dead:
@@ -136,7 +134,7 @@ class ListWindows:
             name, condition, *arguments, *values, order=order_sql(order), within=within
         )
 
-    async def of_ids(self, selected: Selected, ids: Sequence[UUID], limit: int) -> list[asyncpg.Record]:
+    async def of_ids(self, selected: Selected, ids: Sequence[UUID], limit: int) -> list[Row]:
         """Returns the selected rows of these ids, in their order, at most `limit`."""
         arguments = [ids, selected.project_id, limit, selected.run_id]
         condition, values = compiled(selected.where, first=len(arguments) + 1)
