@@ -31,6 +31,7 @@ minibatches = 1
 max_tokens = 4
 validate_every = 4
 checkpoint_every = 2
+engine_mismatch = { every = 1 }
 `;
 
 /** Runs of the arithmetic example, of these tests alone. */

@@ -131,7 +131,7 @@ def _random_rollout(chance: random.Random) -> tuple[UUID, Facts]:
         kind = chance.choice([FailureKind.AGENT_ERROR, FailureKind.TIMEOUT, FailureKind.INFRA])
     elif state is RolloutState.CANCELLED:
         kind = FailureKind.CANCELLED
-    facts = {
+    facts: Facts = {
         Field.STATE: state.value,
         Field.FAILURE_KIND: kind.value,
         Field.MODE: chance.randint(1, 3),
