@@ -34,6 +34,8 @@ def services() -> list[ServiceDescriptor]:
 
 def test_every_rpc_is_forwarded_or_left_out_for_a_reason() -> None:
     import fulmen_algorithm.app  # noqa: F401  # imported for their protos
+    import fulmen_llm_proxy.app  # noqa: F401
+    import fulmen_runner.app  # noqa: F401
     import fulmen_store.app  # noqa: F401
 
     offered = {service.full_name for each in FORWARDED.values() for service in each}

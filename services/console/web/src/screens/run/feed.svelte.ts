@@ -140,7 +140,9 @@ export class RunFeed {
     const { case: kind, value } = event.event;
     if (kind === "run") {
       const wasRolledBack = value.rollbackCount > (this.run?.rollbackCount ?? 0);
-      this.run = value;
+      // Name and tags change without an event, so they may be newer than what the event holds.
+      const { displayName, tags } = this.run ?? value;
+      this.run = { ...value, displayName, tags };
       if (wasRolledBack) this.history.reload();
     } else if (kind === "notice") {
       const notice = { sequence: event.sequence, time, step: this.#step, ...value };
