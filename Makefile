@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup vllm-env litellm-env clients demo test test-frameworks test-gpu test-long test-store lint format types house proto python-api \
 	proto-check lock clean licences sbom bench bench-store bench-peers bench-runner bench-proxy bench-train bench-exchange bench-exchange-convergence audit bench-scale bench-routing bench-machines \
-	console test-console fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
+	console console-pictures bench-console test-console fuzz crash-matrix helm helm-settings up down compose-smoke dist dist-images bench-cli test-docs docs
 
 help: ## Shows this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,12 @@ bench-exchange: setup ## Benchmarks compressed gradient exchange beside PyTorch'
 
 bench-cli: setup ## Measures what `import fulmen` and `fulmen --help` take
 	$(PYTHON_BIN)/python -m benchmarks.cli
+
+bench-console: setup $(NODE_READY) ## Benchmarks the console in Chromium: size, paint, live updates, long lists and traces (15 minutes)
+	$(PYTHON_BIN)/python -m benchmarks.console $(if $(SHORT),--short)
+
+console-pictures: setup $(NODE_READY) ## Makes the pictures of docs/console.md: a training, photographed (five minutes)
+	@node tools/console_pictures.mjs
 
 bench-scale: setup ## Loads the whole system with 3,000 runner sessions, 1 to 8 simulated engines, and says what 128 GPUs carry
 	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)
