@@ -54,6 +54,7 @@ def all_commands() -> Iterator[tuple[str, ...]]:
 WITHOUT_DATA = frozenset(
     {
         "up",
+        "open",
         "down",
         "init",
         "demo",

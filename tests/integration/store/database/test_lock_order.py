@@ -61,7 +61,7 @@ def values(name: str, ids: list[UUID]) -> tuple[object, ...]:
             return (ids,)
         case "create_rollouts":
             rollouts = [NewRollout(request=b"", id=each, project_id=1) for each in ids]
-            return ([], [], [], *arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts))
+            return ([], [], [], *arguments("rollouts/rollouts.sql", "rollout+item+derived", rollouts, as_text=True))
         case _:
             return (1.0,)
 

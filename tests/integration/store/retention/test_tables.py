@@ -9,7 +9,9 @@ from fulmen_store.database.queries import SQL
 
 # The statements that remove rows of a table as they age or are no longer needed.
 REMOVED_BY = {
+    "annotation": ["remove_annotations"],
     "attempt": ["remove_attempts"],
+    "audit_entry": ["delete_old_audit_entries", "delete_surplus_audit_entries"],
     "capture_account": ["delete_old_accounts"],
     "conversation": ["settle_conversations"],
     "interned_name": ["remove_names"],
