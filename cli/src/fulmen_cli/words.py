@@ -21,8 +21,8 @@ WORDS: Final = {
     "up": ("stack.commands", "Starts the four services and their database on this machine."),
     "down": ("stack.commands", "Stops the local stack; its data is kept."),
     "status": ("stack.commands", "Shows the state, health and ports of the local stack, and the queue."),
-    "open": ("stack.opening", "Opens the console in a browser, signed in with your token."),
     "logs": ("stack.commands", "Shows the log of one process of the local stack."),
+    "open": ("stack.opening", "Opens the console in a browser, signed in with your token."),
     "train": ("train.commands", "Trains an agent as configured in a train.toml."),
     "algorithms": ("train.commands", "Lists the algorithms; with a name, the inputs and settings of that one."),
     "queue": ("rollout.backlog", "Shows queued and running rollouts, and the scheduling rules."),
@@ -37,7 +37,7 @@ WORDS: Final = {
     ),
     "audit": (
         "project.audit",
-        "Shows who did what to the deployment: projects, tokens, resources, cancelled rollouts.",
+        "Shows the administrative calls that the store has had, newest first. Needs an admin token.",
     ),
     "doctor": (
         "doctor.commands",

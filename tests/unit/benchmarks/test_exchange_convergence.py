@@ -204,8 +204,8 @@ def test_a_dense_run_of_ranks_is_that_of_one_process_on_all_their_lines() -> Non
     model = text.model_of(5)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     before = text.held_out_loss(model)
-    # Warm-up over one step of three, then half a cosine: 0, 1 and a half of the rate.
-    for step, share in enumerate((0.0, 1.0, 0.5)):
+    # Warm-up over one step of three, then half a cosine: 1, 1 and a half of the rate.
+    for step, share in enumerate((1.0, 1.0, 0.5)):
         seeds = [(5 * 1000 + step) * 4 + rank for rank in range(4)]
         lines = torch.cat([text.batches(text.texts()[0], seed=seed, lines=8) for seed in seeds])
         text.loss_of(model, lines).backward()

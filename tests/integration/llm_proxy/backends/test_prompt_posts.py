@@ -103,7 +103,15 @@ async def test_a_backend_that_cannot_be_reached_is_told_apart(world: World) -> N
 
 
 async def test_a_cancelled_call_keeps_no_connection(world: World) -> None:
-    server = await asyncio.start_server(lambda *_: asyncio.sleep(LIMIT_S), "127.0.0.1", 0)
+    left = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reads until the caller has left, and says nothing."""
+        await reader.read()
+        writer.close()
+        left.set()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -111,4 +119,7 @@ async def test_a_cancelled_call_keeps_no_connection(world: World) -> None:
     connector = world.session.connector
     assert connector is not None
     assert not connector._acquired
+    async with asyncio.timeout(LIMIT_S):
+        await left.wait()
     server.close()
+    await server.wait_closed()
