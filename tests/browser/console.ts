@@ -1,5 +1,8 @@
 // What browser tests share: signed-in pages, calls by JSON, and the checks that every screen passes.
 
+import { once } from "node:events";
+import { connect } from "node:net";
+
 import AxeBuilder from "@axe-core/playwright";
 import { test as base, expect, type Page } from "@playwright/test";
 
@@ -12,6 +15,8 @@ interface Stack {
   tokens: Record<Role, string>;
   /** State directory of the stack, for `fulmen --state-dir`. */
   folder: string;
+  /** Port at which services are killed and started. */
+  control: number;
 }
 
 export const stack = (): Stack => JSON.parse(process.env.FULMEN_BROWSER_STACK ?? "{}") as Stack;
@@ -29,11 +34,20 @@ export async function call(rpc: string, request: unknown, role: Role = "admin"):
   return body;
 }
 
+/** Kills or starts a service of the stack: `order("kill store")`. */
+export async function order(line: string): Promise<void> {
+  const socket = connect(stack().control, "127.0.0.1");
+  socket.write(`${line}\n`);
+  const [answer] = (await once(socket, "data")) as [Buffer];
+  socket.destroy();
+  expect(String(answer)).toBe("done\n");
+}
+
 /** Opens a path in a page where someone is signed in. */
 export type Open = (path: string, role?: Role) => Promise<Page>;
 
 export const test = base.extend<{ open: Open; errors: string[] }>({
-  // Errors and refusals of the content security policy in any page fail the test.
+  // Errors and refusals of the content security policy in any page fail the test; calls that fail do not.
   errors: async ({ page }, use) => {
     const errors: string[] = [];
     page.on("pageerror", (error) => errors.push(String(error)));

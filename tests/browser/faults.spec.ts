@@ -1,0 +1,78 @@
+// What breaks while someone looks: connections, services, rights; and many tabs at once.
+
+import { call, expect, order, stack, test } from "./console";
+
+const ROLLOUTS = "fulmen.store.v1.RolloutService";
+const LIST = "projects/default/rollouts";
+
+/** Creates a rollout that no runner takes; returns its name. */
+async function created(text: string, project = "projects/default"): Promise<string> {
+  const rollout = {
+    project,
+    input: Buffer.from(JSON.stringify({ question: text })).toString("base64"),
+    requiredLabels: { fault: "never" },
+  };
+  const { rollouts } = await call(`${ROLLOUTS}/BatchCreateRollouts`, { rollouts: [rollout] });
+  return rollouts[0].name;
+}
+
+test.slow();
+
+test("a connection that is cut heals, and what happened meanwhile is shown", async ({ open }) => {
+  const page = await open(LIST);
+  await expect(page.getByRole("status").filter({ hasText: "live" }).first()).toBeVisible();
+  await page.context().setOffline(true);
+  const text = `meanwhile ${Math.random()}`;
+  await created(text);
+  await page.context().setOffline(false);
+  await expect(page.getByText(text).first()).toBeVisible({ timeout: 60_000 });
+});
+
+test("a store that is killed is named, and the pages heal when it is back", async ({ open }) => {
+  const page = await open("projects/default");
+  const services = page.getByRole("region", { name: "Services" });
+  await expect(services.getByText("ready")).toHaveCount(3);
+  await order("kill store");
+  await expect(services.getByText("does not answer")).toBeVisible({ timeout: 30_000 });
+  await order("start store");
+  await expect(services.getByText("ready")).toHaveCount(3, { timeout: 60_000 });
+  await expect(page.getByRole("alert")).toHaveCount(0, { timeout: 60_000 });
+  await page.getByRole("link", { name: "Rollouts", exact: true }).click();
+  const text = `afterwards ${Math.random()}`;
+  await created(text);
+  await expect(page.getByText(text).first()).toBeVisible({ timeout: 60_000 });
+});
+
+test("who is signed in with a token that is revoked is asked to sign in again", async ({ page, errors: _ }) => {
+  const { url } = stack();
+  const request = { project: "projects/default", role: "TOKEN_ROLE_READER", subject: "Bob" };
+  const { token, tokenId } = await call("fulmen.store.v1.ProjectService/IssueToken", request);
+  await page.request.post(`${url}/session`, { data: { token } });
+  await page.goto(`${url}/projects/default`);
+  await expect(page.getByRole("heading", { level: 1, name: "default" })).toBeVisible();
+  await call("fulmen.store.v1.ProjectService/RevokeToken", { tokenId });
+  await expect(page.getByRole("heading", { name: "Sign in to Fulmen" })).toBeVisible({ timeout: 60_000 });
+  await expect(page.getByText("Your session has ended. Sign in again.")).toBeVisible();
+});
+
+test("a link to another project's rollout says no more than one to none", async ({ open }) => {
+  const project = `projects/other-${Date.now()}`;
+  await call("fulmen.store.v1.ProjectService/CreateProject", { project: { name: project } });
+  const name = await created("secret of others", project);
+  const page = await open(name, "reader");
+  await expect(page.getByRole("alert").first()).toBeVisible();
+  await expect(page.getByText("secret of others")).toHaveCount(0);
+});
+
+test("a dozen tabs of one browser all work: four stream, the others take turns", async ({ open }) => {
+  const first = await open(LIST);
+  const tabs = [first];
+  for (let count = 1; count < 12; count++) tabs.push(await first.context().newPage());
+  await Promise.all(tabs.slice(1).map((tab) => tab.goto(`${stack().url}/${LIST}`)));
+  for (const tab of tabs) await expect(tab.getByRole("heading", { level: 1, name: "Rollouts" })).toBeVisible();
+  const last = tabs.at(-1)!;
+  await last.getByRole("link", { name: "Queue and fleet" }).click();
+  await expect(last.getByRole("heading", { level: 1, name: "Queue and fleet" })).toBeVisible();
+  await expect(last.getByText("Queued", { exact: true })).toBeVisible();
+  for (const tab of tabs.slice(1)) await tab.close();
+});
