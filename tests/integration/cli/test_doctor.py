@@ -115,7 +115,8 @@ async def test_a_bundle_has_what_helps_and_no_secret_and_no_payload(
     short_tmp_path: Path, backend: Backend, repository_root: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "bundle.tar.gz"
-    async with running_stack(short_tmp_path) as stack:
+    # Services that are started, not forked: of a fork the system shows the environment of its parent.
+    async with running_stack(short_tmp_path, environment={"PYTHONHASHSEED": "1"}) as stack:
         there = ("--state-dir", str(short_tmp_path))
         await fulmen("proxy", "backend", "add", "one", backend.url, "--token-ids", *there)
         await fulmen("proxy", "route", "put", POLICY, "--target", f"one:{MODEL}", *there)
