@@ -19,6 +19,8 @@ UNREAD = frozenset({".pyi", ".pyx", ".pxd", ".c", ".cpp", ".h", ".hpp"})
 # An alternative to a module that is there, and tests of packages.
 UNUSED = ("zstandard/_cffi.*.so", "google/protobuf/testdata", "certifi/tests")
 GENERATED = ("kubernetes_asyncio",)
+# A library is named after its own bytes and its source, and the loader compares them.
+COMPARED = ("fulmen_llm_proxy", "native")
 
 
 def strip(path: Path) -> None:
@@ -53,7 +55,7 @@ def main() -> None:
                 str(path), cache_from_source(path), optimize=2, invalidation_mode=unchecked, doraise=True
             )
     for path in packages.rglob("*"):
-        if path.is_symlink() or not path.is_file():
+        if path.is_symlink() or not path.is_file() or path.relative_to(packages).parts[: len(COMPARED)] == COMPARED:
             continue
         if path.suffix in UNREAD:
             path.unlink()

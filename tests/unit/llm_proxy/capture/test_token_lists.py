@@ -181,6 +181,11 @@ def test_a_library_that_is_damaged_or_written_by_others_is_compiled_again(tmp_pa
     assert not library.stat().st_mode & 0o022
 
 
+def test_a_source_that_is_gone_leaves_the_work_to_python(tmp_path: Path) -> None:
+    with pytest.raises(LibraryUnavailable):
+        open_library(tmp_path / "gone.cpp", tmp_path / "cache")
+
+
 def test_without_a_compiler_it_is_said_what_would_help(tmp_path: Path) -> None:
     source = tmp_path / "tokens.cpp"
     source.write_text("int none;")

@@ -55,8 +55,8 @@ def open_library(source: Path, folder: Path, *, prebuilt: Path = PREBUILT, path:
     Raises:
         LibraryUnavailable: if there is none and it cannot be compiled.
     """
-    key = _key(source)
     try:
+        key = _key(source)
         for library in _intact(prebuilt, key):
             return ctypes.PyDLL(str(library))
         library = next(filter(_is_own, _intact(folder, key)), None) or compile_library(source, folder, path=path)
