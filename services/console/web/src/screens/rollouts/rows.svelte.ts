@@ -2,7 +2,8 @@
 
 import type { Rollout } from "../../api/gen/fulmen/store/v1/rollout_pb";
 
-const MAX_FRESH = 5_000;
+/** New rollouts that are put on top; further ones are counted until the list is loaded again. */
+const MAX_FRESH = 400;
 
 export class Rows {
   shown = $state.raw<Rollout[]>([]);
@@ -38,7 +39,9 @@ export class Rows {
       else if (this.#fresh.has(each.name)) this.#fresh.set(each.name, each);
       else if (!isOfAll) this.changed += 1;
       // Names begin with the time: what is older is on a page that is not loaded yet.
-      else if (each.name > newest && this.#fresh.size < MAX_FRESH) this.#fresh.set(each.name, each);
+      else if (each.name <= newest) continue;
+      else if (this.#fresh.size < MAX_FRESH) this.#fresh.set(each.name, each);
+      else this.changed += 1;
     }
     this.#show();
   }

@@ -42,6 +42,17 @@ test("what may belong into a filtered list is counted until it is loaded again",
   expect(rows.changed).toBe(0);
 });
 
+test("of a flood of new rollouts some are shown, and the others are counted", () => {
+  const rows = new Rows();
+  rows.take([rollout(9)], true);
+  rows.change(
+    Array.from({ length: 1_000 }, (_, index) => rollout(10 + index)),
+    true,
+  );
+  expect(rows.shown).toHaveLength(401);
+  expect(rows.changed).toBe(600);
+});
+
 test("a change of one in a hundred thousand rows leaves the others as they are", () => {
   const rows = new Rows();
   rows.take(
