@@ -81,6 +81,10 @@ async def compare(
         output, columns, rows, messages=found.pairs, empty="Both sides have no task in common with a reward.",
         right=("baseline", "candidate", "difference"),
     )  # fmt: skip
+    _print_summary(found)
+
+
+def _print_summary(found: pb.CompareRolloutsResponse) -> None:
     screen = console()
     if found.HasField("difference_low"):
         interval = f" ({found.difference_low:+.3f} to {found.difference_high:+.3f}, 95 %)"

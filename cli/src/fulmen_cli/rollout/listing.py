@@ -39,7 +39,7 @@ FilterOption = Annotated[
         help="Only rollouts that match (AIP-160): name, state, failure_kind, mode, priority, group_id, task_type, "
         "agent, training_run, create_time, end_time, ended_attempt_count, reward, duration, prompt_token_count, "
         "completion_token_count, token_count, cost_micros, metadata.KEY, required_labels.KEY, resource_versions.KEY; "
-        "input:TEXT and output:TEXT search tasks and answers, FIELD:* tells whether it is set; AND, OR (binds first), NOT.",
+        "input:TEXT and output:TEXT search tasks and answers, FIELD:* is true if the field is set; AND, OR (binds first), NOT.",
     ),
 ]
 

@@ -52,7 +52,8 @@ def entry_of(line: Mapping[str, Any]) -> Entry:
         action=line["rpc"].rpartition(".")[2],
         code=line["code"],
         reason=line["reason"],
-        actor=line["subject"],
+        # PostgreSQL stores no NUL in a text; one entry must not hold up the others.
+        actor=line["subject"].replace("\0", ""),
         role=line["role"],
         token_id=line["token_id"],
         request=_request(line["asked"]),

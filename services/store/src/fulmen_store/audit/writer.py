@@ -52,8 +52,11 @@ class AuditWriter:
                 await asyncio.sleep(WRITE_EVERY_S)
                 await self._try_to_write()
         finally:
-            async with asyncio.timeout(LAST_WRITE_LIMIT_S):
-                await self._try_to_write()
+            try:
+                async with asyncio.timeout(LAST_WRITE_LIMIT_S):
+                    await self._try_to_write()
+            except TimeoutError:
+                _log.error("audit_entries_dropped", pending=len(self._pending))
 
     async def write_once(self) -> None:
         """Writes what is pending.
