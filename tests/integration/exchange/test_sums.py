@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fulmen_exchange.aggregator.terms import CHUNK_BYTES
-from fulmen_exchange.codecs.codec import SegmentCodec
+from fulmen_exchange.codecs.codec import Bucket, LinearCodec, Round, SegmentCodec
 from fulmen_exchange.links.grpc_link import MAX_IN_FLIGHT
 from fulmen_exchange.links.pieces import FRONT_BYTES, SMALL, waves
 from fulmen_exchange.registry import load_codecs, make_codec
@@ -42,7 +42,7 @@ async def reduced(members: list[Member], tensors: list[torch.Tensor]) -> None:
     )
 
 
-KEPT = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int16]
+KEPT = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.int16, torch.int32]
 
 
 @pytest.mark.parametrize("size", [1, 65_536, 300_001])
@@ -61,6 +61,25 @@ async def test_a_tensor_is_summed_as_it_is(size: int, dtype: torch.dtype, site: 
     assert torch.equal(tensors[0], tensors[1])
     sent_each = dtype.itemsize if dtype in KEPT else 4
     assert 0 <= members[0].link.sent_bytes - before - size * sent_each <= 200
+
+
+async def test_masked_gradients_are_summed_by_a_server_that_cannot_read_them(site: Site, join: Join) -> None:
+    members = [await join(rank, of=2, targets=[site.target] * 2) for rank in range(2)]
+    codec = make_codec(load_codecs()["masked"].settings())
+    assert isinstance(codec, LinearCodec)
+    gradients = [gradient_of(rank, 1, 300_001) for rank in range(2)]
+
+    def reduce(member: Member) -> torch.Tensor:
+        flat = gradients[member.link.rank].clone()
+        bucket = Bucket(index=0, flat=flat, matrices=(), offsets=(0, flat.numel()))
+        round_ = Round(number=1, world_size=2, rank=member.link.rank)
+        member.link.begin()
+        codec.reduce(bucket, codec.new_state(bucket), member.link.all_reduce, round_)
+        return flat
+
+    found = await asyncio.gather(*(asyncio.to_thread(reduce, member) for member in members))
+    torch.testing.assert_close(found[0], gradients[0] + gradients[1], rtol=1e-6, atol=1e-6)
+    assert torch.equal(*found)
 
 
 async def test_a_long_tensor_is_summed_in_pieces_of_which_several_are_under_way(site: Site, join: Join) -> None:

@@ -92,7 +92,8 @@ def test_a_policy_that_watches_what_was_captured_goes_on_bit_for_bit() -> None:
         assert all(torch.equal(one, other) for one, other in zip(sums[BEFORE:], resumed, strict=True))
 
 
-@pytest.mark.parametrize("codec", sorted(set(CODECS) - STATELESS))
+# masked keeps back what is beyond its limit alone, for as many rounds as that takes.
+@pytest.mark.parametrize("codec", sorted(set(CODECS) - STATELESS - {"masked"}))
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3), (3, 1), (1, 2)])
 def test_with_another_number_of_ranks_all_that_was_kept_back_is_sent_in_the_end(
     codec: str, before: int, after: int

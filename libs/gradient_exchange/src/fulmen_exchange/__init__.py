@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fulmen_exchange.fsdp2 import register_fsdp2
     from fulmen_exchange.hooks import register
+    from fulmen_exchange.privacy import epsilon
     from fulmen_exchange.sites import OuterLoop
 
-__all__ = ["OuterLoop", "register", "register_fsdp2"]
+__all__ = ["OuterLoop", "epsilon", "register", "register_fsdp2"]
 
-_MODULES = {"register": "hooks", "register_fsdp2": "fsdp2", "OuterLoop": "sites"}
+_MODULES = {"epsilon": "privacy", "register": "hooks", "register_fsdp2": "fsdp2", "OuterLoop": "sites"}
 
 
 def __getattr__(name: str) -> object:

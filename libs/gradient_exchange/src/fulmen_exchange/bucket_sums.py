@@ -90,8 +90,7 @@ class BucketSums:
     @property
     def local_clip(self) -> float | None:
         """Norm, over the square root of the number of ranks, to which own gradients are clipped; None if the sum is clipped."""
-        own = self.codec_memories[self._own].codec
-        return own.local_clip if isinstance(own, SegmentCodec) else None
+        return self.codec_memories[self._own].codec.local_clip
 
     def supports(self, choice: CodecChoice) -> bool:
         """Returns whether the link can carry a choice."""

@@ -20,7 +20,7 @@ from fulmen_exchange.codecs.codec import Round
 from fulmen_exchange.links.link import Link
 from fulmen_exchange.metrics import LARGEST, Energy, GroupReport, RankReport, RoundCosts, gather
 from fulmen_exchange.outer import decay_residuals
-from fulmen_exchange.policies.decision import PLAIN, Decision, RoundStats, Seconds
+from fulmen_exchange.policies.decision import PLAIN, CodecChoice, Decision, RoundStats, Seconds
 from fulmen_exchange.policies.policy import Policy, make_policy
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 from fulmen_exchange.residuals import ResidualsInvalid
@@ -156,7 +156,7 @@ class Exchanger:
             for memory in self._sums.codec_memories.values():
                 decay_residuals(memory.codec, memory.states.values(), self._settings.outer)
         energy, round_ = self._energy(self.number), self._round(self.number, decision)
-        choice = decision.choice if decision.enabled else PLAIN
+        choice = self._choice(decision)
         self._note(self._sums.sum(tensors, choice, round_, present=report.present, energy=energy), energy)
         return True
 
@@ -171,7 +171,7 @@ class Exchanger:
         self._link.begin()
         number = self.number + 1
         decision = self._policy.decide(_round_stats(number, self._last.report))
-        choice = decision.choice if decision.enabled else PLAIN
+        choice = self._choice(decision)
         self._open = OpenRound(round=self._round(number, decision), events=decision.events, energy=self._energy(number))
         self._sums.begin(choice)
         return True
@@ -227,7 +227,12 @@ class Exchanger:
             raise AssertionError("begin() must be called before, and return true")
         return self._open
 
+    def _choice(self, decision: Decision) -> CodecChoice:
+        return decision.choice if decision.enabled or self._settings.is_private else PLAIN
+
     def _energy(self, number: int) -> Energy | None:
+        if self._settings.is_private:
+            return None
         every = self._settings.check_every
         return Energy() if self._policy.needs_energy or (every and number % every == 0) else None
 
@@ -253,6 +258,8 @@ class Exchanger:
         means = {**self._measured, "progress": step_info.progress}
         if step_info.metric is not None:
             means["metric"] = step_info.metric
+        if self._settings.is_private and norm <= LARGEST:
+            norm = 1.0
         own = RankReport(norm=norm, compute_s=step_info.compute_s, present=tensors.keys(), means=means)
         began = perf_counter()
         report = gather(own, self._names, self._link, self._device)

@@ -190,7 +190,7 @@ def _copy_of(named: dict[str, nn.Parameter], device: torch.device) -> Ranks:
 
 def _clip_problems(named: dict[str, nn.Parameter], settings: CodecSettings) -> list[str]:
     """Returns why gradients in parts cannot be clipped before all are there: that of a part is not the norm of a copy."""
-    limit = getattr(make_codec(settings), "local_clip", None)
+    limit = make_codec(settings).local_clip
     if limit is None or limit == math.inf or not any(isinstance(each, DTensor) for each in named.values()):
         return []
     return [f"overlap: {settings.name} clips to the norm of whole gradients; set clip to 0"]

@@ -60,13 +60,13 @@ class Layout:
                 continue
             size = parameter.numel()
             named = any(fnmatchcase(name, pattern) for pattern in settings.dense)
-            if parameter.ndim < 2 or size < settings.dense_below or named:
+            if not settings.is_private and (parameter.ndim < 2 or size < settings.dense_below or named):
                 dense.append(name)
                 continue
             if not buckets or (end + size) * 4 > BUCKET_BYTES:
                 buckets.append([])
                 end = 0
-            rows = parameter.shape[0]
+            rows = parameter.shape[0] if parameter.ndim else 1
             buckets[-1].append(ParameterSpan(name=name, rows=rows, columns=size // rows, begin=end))
             end += size
         return cls(buckets=tuple(map(tuple, buckets)), dense=tuple(dense), shards=shards)

@@ -66,6 +66,8 @@ class CodecSettings(Strict):
         sgd_only: Whether the residual makes AdamW learn badly: late gradients arrive in bursts, which the second moment
             takes for noise (docs/exchange-convergence.md). Does not apply to an outer loop.
         holds_momentum: Whether the codec applies the momentum; the optimiser must have none.
+        is_private: Whether nothing of a rank's gradients may be seen by others: all parameters go through the codec, in all
+            rounds, and norms are not reported.
         fixed_ratio: Bytes of float32 per byte sent, for codecs with neither a ratio nor bits.
     """
 
@@ -73,6 +75,7 @@ class CodecSettings(Strict):
     uses_ring: ClassVar[bool] = False
     sgd_only: ClassVar[bool] = False
     holds_momentum: ClassVar[bool] = False
+    is_private: ClassVar[bool] = False
     fixed_ratio: ClassVar[float] = 1.0
     link: LinkSettings = TorchLinkSettings()
     dense: tuple[str, ...] = Field(default=(), strict=False)

@@ -30,6 +30,7 @@ _KINDS = {
     PayloadPart.KIND_BFLOAT16: torch.bfloat16,
     PayloadPart.KIND_FLOAT32: torch.float32,
     PayloadPart.KIND_FLOAT16: torch.float16,
+    PayloadPart.KIND_INT32: torch.int32,
 }
 _KIND_OF = {dtype: kind for kind, dtype in _KINDS.items()}
 

@@ -12,8 +12,8 @@ from fulmen_exchange.registry import load_codecs, make_codec
 from fulmen_exchange.settings import CodecSettings
 
 NAMES = (
-    *("bf16", "dgc", "double_quantization", "fp16", "lowrank_quantised", "none", "powersgd", "qsgd", "topk"),
-    "topk_quantised",
+    *("bf16", "dgc", "double_quantization", "fp16", "lowrank_quantised", "masked", "none", "powersgd"),
+    *("qsgd", "topk", "topk_quantised"),
 )
 
 

@@ -151,11 +151,14 @@ class BaseCodec:
         name: Name in settings.
         version: Version of the payload format.
         residual_name: Name of the residual in the state; None if everything is always sent.
+        local_clip: Norm, over the square root of the number of ranks, to which each rank's gradients are clipped before
+            encoding; None if the sum can be clipped instead: nothing is accumulated, and no rank's norm matters.
     """
 
     name: str
     version: int
     residual_name: str | None = RESIDUAL
+    local_clip: float | None = None
 
     def correct(self, state: State, gradient: Tensor, begin: int, out: Tensor) -> None:
         """Writes the gradient that the optimiser gets in a round that bypasses this codec.
@@ -178,14 +181,7 @@ class BaseCodec:
 
 
 class SegmentCodec(BaseCodec, ABC):
-    """Encodes segments for a shard to sum.
-
-    Attributes:
-        local_clip: Norm, over the square root of the number of ranks, to which each rank's gradients are clipped before
-            encoding; None if nothing is accumulated and the sum can be clipped instead.
-    """
-
-    local_clip: float | None = None
+    """Encodes segments for a shard to sum."""
 
     @abstractmethod
     def new_state(self, like: Tensor) -> State:

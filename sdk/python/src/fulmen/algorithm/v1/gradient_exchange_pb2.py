@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+fulmen/algorithm/v1/gradient_exchange.proto\x12\x13\x66ulmen.algorithm.v1\"}\n\rPayloadHeader\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x15\n\rcodec_version\x18\x02 \x01(\x05\x12\x15\n\relement_count\x18\x03 \x01(\x03\x12/\n\x05parts\x18\x04 \x03(\x0b\x32 .fulmen.algorithm.v1.PayloadPart\"\xd6\x01\n\x0bPayloadPart\x12\x33\n\x04kind\x18\x01 \x01(\x0e\x32%.fulmen.algorithm.v1.PayloadPart.Kind\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x82\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_INT8\x10\x01\x12\x0e\n\nKIND_UINT8\x10\x02\x12\x0e\n\nKIND_INT16\x10\x03\x12\x11\n\rKIND_BFLOAT16\x10\x04\x12\x10\n\x0cKIND_FLOAT32\x10\x05\x12\x10\n\x0cKIND_FLOAT16\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+fulmen/algorithm/v1/gradient_exchange.proto\x12\x13\x66ulmen.algorithm.v1\"}\n\rPayloadHeader\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x15\n\rcodec_version\x18\x02 \x01(\x05\x12\x15\n\relement_count\x18\x03 \x01(\x03\x12/\n\x05parts\x18\x04 \x03(\x0b\x32 .fulmen.algorithm.v1.PayloadPart\"\xe6\x01\n\x0bPayloadPart\x12\x33\n\x04kind\x18\x01 \x01(\x0e\x32%.fulmen.algorithm.v1.PayloadPart.Kind\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x92\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\r\n\tKIND_INT8\x10\x01\x12\x0e\n\nKIND_UINT8\x10\x02\x12\x0e\n\nKIND_INT16\x10\x03\x12\x11\n\rKIND_BFLOAT16\x10\x04\x12\x10\n\x0cKIND_FLOAT32\x10\x05\x12\x10\n\x0cKIND_FLOAT16\x10\x06\x12\x0e\n\nKIND_INT32\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAYLOADHEADER']._serialized_start=68
   _globals['_PAYLOADHEADER']._serialized_end=193
   _globals['_PAYLOADPART']._serialized_start=196
-  _globals['_PAYLOADPART']._serialized_end=410
+  _globals['_PAYLOADPART']._serialized_end=426
   _globals['_PAYLOADPART_KIND']._serialized_start=280
-  _globals['_PAYLOADPART_KIND']._serialized_end=410
+  _globals['_PAYLOADPART_KIND']._serialized_end=426
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class PayloadPart(_message.Message):
         KIND_BFLOAT16: _ClassVar[PayloadPart.Kind]
         KIND_FLOAT32: _ClassVar[PayloadPart.Kind]
         KIND_FLOAT16: _ClassVar[PayloadPart.Kind]
+        KIND_INT32: _ClassVar[PayloadPart.Kind]
     KIND_UNSPECIFIED: PayloadPart.Kind
     KIND_INT8: PayloadPart.Kind
     KIND_UINT8: PayloadPart.Kind
@@ -36,6 +37,7 @@ class PayloadPart(_message.Message):
     KIND_BFLOAT16: PayloadPart.Kind
     KIND_FLOAT32: PayloadPart.Kind
     KIND_FLOAT16: PayloadPart.Kind
+    KIND_INT32: PayloadPart.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     kind: PayloadPart.Kind
