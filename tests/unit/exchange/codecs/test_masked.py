@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 import fulmen_exchange
 from fulmen_exchange.codecs.codec import RESIDUAL, Bucket, Round
-from fulmen_exchange.codecs.masked import ATTEMPTS, KEY_BYTES, SHOWN, MaskedSettings
+from fulmen_exchange.codecs.masked import ATTEMPTS, KEY_WORDS, MAX_RANKS, SHOWN, MaskedSettings
 from fulmen_exchange.errors import ExchangeFailed
 from fulmen_exchange.layout import Layout
 from fulmen_exchange.registry import make_codec, settings_of
@@ -101,8 +101,10 @@ def test_what_a_server_gets_is_uniform_and_tells_nothing_of_a_gradient():
         counts = np.bincount(numbers >> 26, minlength=64)
         assert float(((counts - SIZE / 64) ** 2 / (SIZE / 64)).sum()) < 140
         assert len(np.unique(numbers)) > SIZE - 10
-    keys = [tensors[0].reshape(3, KEY_BYTES) for tensors in sent]
-    assert all(bool((rows[other] == 0).all()) for rank, rows in enumerate(keys) for other in range(3) if other != rank)
+    keys = [tensors[0].reshape(MAX_RANKS, KEY_WORDS) for tensors in sent]
+    assert all(
+        bool((rows[other] == 0).all()) for rank, rows in enumerate(keys) for other in range(MAX_RANKS) if other != rank
+    )
 
 
 def test_no_mask_is_used_twice():
@@ -129,6 +131,24 @@ def test_a_rank_that_is_lost_before_or_after_its_keys_leaves_no_mask(when):
 def test_the_gradients_of_a_last_rank_are_not_sent():
     _, found = sent_by_ranks(masked(), given(2), 2, dropped={(1, number) for number in range(1, 10)})
     assert all(isinstance(each, ExchangeFailed) and "one rank is left" in str(each) for each in found)
+
+
+def test_a_rank_alone_sends_nothing():
+    sent, found = sent_by_ranks(masked(limit=64.0), given(1), 1)
+    assert sent == [[]]
+    torch.testing.assert_close(found[0][0], given(1)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_ranks_keep_their_numbers_when_others_have_left():
+    codec, gradients = masked(limit=64.0), given(2)
+    found = reduced(
+        codec,
+        gradients,
+        states_of(codec, 2),
+        [(0, SIZE, 1)],
+        lambda rank: Round(number=1, world_size=2, rank=(3, 7)[rank]),
+    )
+    torch.testing.assert_close(found[0], gradients[0] + gradients[1], rtol=1e-6, atol=1e-6)
 
 
 def test_ranks_that_are_lost_in_each_sum_end_the_exchange():
@@ -201,5 +221,5 @@ def test_epsilon_says_when_there_is_no_guarantee_or_nothing_was_sent():
 
 def test_the_keys_fill_one_row_each_and_the_shown_elements_end_the_tensor():
     sent, _ = sent_by_ranks(masked(), given(2), 2)
-    assert sent[0][0].shape == (2, KEY_BYTES)
+    assert sent[0][0].shape == (MAX_RANKS, KEY_WORDS)
     assert sent[0][1].numel() == SIZE + SHOWN

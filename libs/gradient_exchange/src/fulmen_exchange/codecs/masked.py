@@ -5,7 +5,7 @@ uniformly distributed, and their sum, in which the masks cancel. The server is h
 on public keys unchanged. A server that replaced keys could read what follows; ranks that share what they know with it reveal
 the sum of the others.
 
-Every sum has keys of its own (X25519, one exchange of 32 bytes a rank), so no mask is used twice, whatever is repeated after a
+Every sum has keys of its own (X25519, one exchange of 4 KiB), so no mask is used twice, whatever is repeated after a
 restart. A rank that is removed between the keys and the sum leaves masks that do not cancel. Elements that every rank sets to 1
 show it, and the sum is repeated with new keys among those that are left.
 
@@ -15,6 +15,7 @@ Numbers are multiples of one step that all ranks share, so that sums are exact i
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     from torch import Tensor
 
-KEY_BYTES = 32
+MAX_RANKS = 128
+KEY_WORDS = 8
+"""Of 32 bits in a public key."""
+_WORDS = struct.Struct(f"<{KEY_WORDS}i")
 SHOWN = 4
 """Elements that show whether all masks cancel: by chance they do once in 2^128 sums."""
 ATTEMPTS = 3
@@ -110,12 +114,17 @@ class Masked(LinearCodec):
     def reduce(self, bucket: Bucket, state: State, all_reduce: Callable[[Tensor], None], round_: Round) -> None:
         """See `LinearCodec`; makes two sums: of public keys, and of masked numbers.
 
+        One rank alone sends nothing.
+
         Raises:
-            ExchangeFailed: if ranks were lost in the midst of each attempt, or only one is left, whose gradients would be the sum.
+            ExchangeFailed: if ranks were lost in the midst of each attempt, one is left, whose gradients would be the sum, or there
+                are more than 128.
         """
         flat, step = bucket.flat, self.limit * round_.world_size / INTEGERS
         if RESIDUAL in state:
             flat.add_(state[RESIDUAL])
+        if round_.world_size == 1:
+            all_reduce = _alone
         for _ in range(ATTEMPTS):
             keys = _Keys(round_, flat, all_reduce)
             own = self._numbers(flat, step, keys)
@@ -156,12 +165,15 @@ class _Keys:
     def __init__(self, round_: Round, like: Tensor, all_reduce: Callable[[Tensor], None]) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # the extra `masked`
 
+        if round_.rank >= MAX_RANKS:
+            raise ExchangeFailed(f"masked: rank {round_.rank}; there can be {MAX_RANKS} at most")
         private = X25519PrivateKey.generate()
         own = private.public_key().public_bytes_raw()
-        rows = like.new_zeros((round_.world_size, KEY_BYTES), dtype=_int32())
-        rows[round_.rank] = rows.new_tensor(list(own))
+        # When ranks have left there may be higher numbers than there are ranks.
+        rows = like.new_zeros((MAX_RANKS, KEY_WORDS), dtype=_int32())
+        rows[round_.rank] = rows.new_tensor(_WORDS.unpack(own))
         all_reduce(rows)
-        keys = {rank: bytes(row) for rank, row in enumerate(rows.tolist()) if any(row)}
+        keys = {rank: _WORDS.pack(*row) for rank, row in enumerate(rows.tolist()) if any(row)}
         self._private: X25519PrivateKey = private
         self._keys = keys
         self._rank = round_.rank
@@ -197,6 +209,10 @@ class _Keys:
         both = b"".join(self._keys[rank] for rank in pair)
         key = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"fulmen masked sum 1" + both).derive(secret)
         return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
+
+
+def _alone(tensor: Tensor) -> None:
+    """Leaves a tensor as it is: the sum of one rank."""
 
 
 def _normal(like: Tensor) -> Tensor:
