@@ -53,6 +53,10 @@ class World:
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Policy and model that each role asks; empty for one agent without a name."""
     truncated: bool = False
+    truncates: Callable[[str], bool] = lambda _: False
+    """Which rollouts have a truncated answer, by name, beside all if `truncated`."""
+    tokens_of: Callable[[str], int] | None = None
+    """Tokens of the answer of a rollout, by name; None for `answer_tokens`."""
     reward_of: Callable[[str], float] | None = None
     answer_text: str = ""
     conversations: tuple[Conversation, ...] = ()
@@ -171,7 +175,8 @@ class ModelQueue:
 
     def _sequence(self, attempt: str, role: str, policy: str, model: str) -> TokenSequence:
         chance = random.Random(attempt + role)
-        count = self._world.answer_tokens
+        name = attempt.partition("/attempts/")[0]
+        count = self._world.answer_tokens if self._world.tokens_of is None else self._world.tokens_of(name)
         prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
         answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
         version, turns = self._world.sampled_with[attempt], self._world.turns
@@ -189,7 +194,7 @@ class ModelQueue:
         roles = self._world.roles or {"": ("", "")}
         return RolloutTrajectory(
             sequences=tuple(self._sequence(attempt, role, *asked) for role, asked in roles.items()),
-            truncated=self._world.truncated,
+            truncated=self._world.truncated or self._world.truncates(attempt.partition("/attempts/")[0]),
             prompt_text="1+1=",
             answer_text=self._world.answer_text,
             conversations=self._world.conversations,

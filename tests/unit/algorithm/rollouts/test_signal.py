@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fulmen_algorithm.algorithms.grpo import STEPS_WITHOUT_SIGNAL as STEPS
+from fulmen_algorithm.algorithms.monitors import STEPS_WITHOUT_SIGNAL as STEPS
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from tests.support.algorithm.model_services import Crashes

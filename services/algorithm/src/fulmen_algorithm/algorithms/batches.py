@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import pstdev
 from typing import Protocol
 
+from fulmen_algorithm.algorithms.monitors import LengthLimits, LengthMonitor
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
@@ -83,15 +84,13 @@ class BatchLimits:
         groups: Number of groups per training step.
         max_groups: Maximum number of groups that a step examines.
         max_staleness: Maximum staleness of a row, in training steps; None for no limit.
-        mask_truncated: Whether rollouts with a truncated answer are left out.
-        token_budget: Maximum length of a row, in tokens.
+        lengths: Limits of lengths, beyond which rollouts are cut off or left out.
     """
 
     groups: int
     max_groups: int
     max_staleness: int | None
-    mask_truncated: bool
-    token_budget: int
+    lengths: LengthLimits
 
 
 class BatchBuilder:
@@ -122,6 +121,7 @@ class BatchBuilder:
         self._limits = limits
         self._scorer = Scorer(scoring, policy=policy)
         self._penalty = penalty
+        self._lengths = LengthMonitor(limits.lengths, ctx.notify)
         self._consumed: list[Consumed] = []
         self._tally = _Tally()
 
@@ -180,6 +180,7 @@ class BatchBuilder:
             consumed=self._consumed,
             metrics={
                 **self._metrics(tally, rows, seconds),
+                **self._lengths.end_step(self._ctx.progress.step),
                 **_merging(scored),
                 **_lengths(scored),
                 **self._scorer.metrics(scored),
@@ -237,6 +238,8 @@ class BatchBuilder:
         if len(rewards) < minimum:
             outcome = Outcome.TOO_FEW_USABLE
         elif self._scorer.may_train(group.rollouts):
+            for trajectory in (found[name] for name in rewards if name in found):
+                self._lengths.count(truncated=trajectory.truncated, longest_row=self._longest(trajectory))
             whole = [
                 self._scorer.score(group.group_id, r, found[r.name])
                 for r in group.rollouts
@@ -265,11 +268,15 @@ class BatchBuilder:
         """Returns the reason why a trajectory is left out; empty if it is used."""
         if trajectory.unusable:
             return trajectory.unusable
-        if any(len(s.token_ids) > self._limits.token_budget for s in trajectory.sequences if self._scorer.trains(s)):
-            return f"longer than {self._limits.token_budget} tokens"
-        if self._limits.mask_truncated and trajectory.truncated:
+        lengths = self._limits.lengths
+        if self._longest(trajectory) > lengths.token_budget:
+            return f"longer than {lengths.token_budget} tokens (token_budget)"
+        if lengths.mask_truncated and trajectory.truncated:
             return "an answer ended at its token limit (mask_truncated; max_tokens)"
         return self._scorer.problem(trajectory)
+
+    def _longest(self, trajectory: RolloutTrajectory) -> int:
+        return max((len(s.token_ids) for s in trajectory.sequences if self._scorer.trains(s)), default=0)
 
     def _useless(self, rollout: FinishedRollout, found: Mapping[str, RolloutTrajectory]) -> str:
         """Returns the reason why a rollout could not be used."""

@@ -15,6 +15,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.monitors import SignalMonitor
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
@@ -27,9 +28,6 @@ from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.training.settings import StepResult
-
-STEPS_WITHOUT_SIGNAL = 3
-"""Warn after this many initial steps without any difference in rewards."""
 
 
 class GrpoSettings(PolicyGradientSettings):
@@ -76,8 +74,7 @@ class Grpo:
                 groups=settings.prompts_per_step,
                 max_groups=int(settings.prompts_per_step * (1 + settings.refill_limit)),
                 max_staleness=settings.max_staleness,
-                mask_truncated=settings.mask_truncated,
-                token_budget=settings.token_budget,
+                lengths=settings.length_limits,
             ),
             scoring=settings.scoring,
             policy=ctx.run.policy.name,
@@ -189,37 +186,6 @@ class MismatchMonitor:
         if self._warned_at is None or step - self._warned_at >= self._check.every:
             self._warned_at = step
             self._notify("warning", f"{text} Does it use this temperature, these weights, this template?")
-
-
-class SignalMonitor:
-    """Checks after each step that rewards differ within groups.
-
-    Only until the first step that trained: a policy that has converged also produces no differences.
-    """
-
-    def __init__(self, notify: Notify, *, over: bool = False) -> None:
-        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
-        self._notify = notify
-        self._without = 0
-        self._over = over
-
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warns once if all rollouts of every group so far got the same reward."""
-        if self._over:
-            return
-        if metrics["groups_trained"]:
-            self._over = True
-            return
-        self._without += bool(metrics["groups_no_variance"])
-        if self._without == STEPS_WITHOUT_SIGNAL:
-            self._over = True
-            self._notify(
-                "warning",
-                f"Nothing was learned up to step {step}: within every group all rewards are equal"
-                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
-                " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
-                " sft first.",
-            )
 
 
 ENTRIES = (

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fulmen_algorithm.algorithms.monitors import LengthLimits
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
 from fulmen_algorithm.losses.advantage_settings import (
@@ -74,12 +75,12 @@ class PolicyGradientSettings(SamplingSettings):
             `sampler`.
         advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
         rewards: Dimensions of the reward, their weights and normalisation.
-        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
-            rollouts are penalised only if `mask_truncated` is off.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
+            that `mask_truncated` leaves out are not penalised.
         critic: Critic for `gae`.
         credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
         roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
     """
 
     warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
@@ -96,7 +97,7 @@ class PolicyGradientSettings(SamplingSettings):
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = None
     credit: CreditSettings = RolloutCredit()
     roles: RoleSettings = RoleSettings()
-    mask_truncated: bool = True
+    mask_truncated: bool = False
 
     @model_validator(mode="after")
     def _objective_fits_together(self) -> Self:
@@ -151,6 +152,13 @@ class PolicyGradientSettings(SamplingSettings):
             overlong=None if self.overlong is None else self.overlong.settings(self.max_tokens),
             credit=self.credit,
             roles=self.roles,
+        )
+
+    @property
+    def length_limits(self) -> LengthLimits:
+        """Limits of lengths, beyond which rollouts are cut off or left out."""
+        return LengthLimits(
+            mask_truncated=self.mask_truncated, max_tokens=self.max_tokens, token_budget=self.token_budget
         )
 
     @property

@@ -82,8 +82,7 @@ class Replay:
                 # All of them: groups that are unusable in one epoch are unusable in every epoch.
                 max_groups=len(scored.groups),
                 max_staleness=None,
-                mask_truncated=settings.mask_truncated,
-                token_budget=settings.token_budget,
+                lengths=settings.length_limits,
             ),
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),

@@ -1,0 +1,116 @@
+"""Notices about what a run does not learn from: rollouts that are cut off or left out, and groups without a difference."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fulmen_algorithm.runs.ports import Notify
+
+HELP = "See docs/learning.md, What to look at when a run does not learn."
+SHARE_TO_WARN = 0.1
+"""Share of the rollouts of which a notice is worth while."""
+ROLLOUTS_TO_JUDGE = 16
+"""Fewest rollouts of which a share is computed."""
+STEPS_WITHOUT_SIGNAL = 3
+"""Warn after this many initial steps without any difference in rewards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthLimits:
+    """Limits of lengths, in tokens.
+
+    Attributes:
+        mask_truncated: Whether rollouts with a truncated answer are left out.
+        max_tokens: Maximum length of the answer to one model call.
+        token_budget: Maximum length of a row.
+    """
+
+    mask_truncated: bool
+    max_tokens: int
+    token_budget: int
+
+
+class LengthMonitor:
+    """Counts rollouts that were cut off or are too long, and says so where they are many.
+
+    Each cause is told once, and again only when its share has doubled.
+    """
+
+    def __init__(self, limits: LengthLimits, notify: Notify) -> None:
+        self._limits = limits
+        self._notify = notify
+        self._told: dict[str, float] = {}
+        self._seen = self._truncated = self._too_long = 0
+        self._of_step: tuple[int, int] = (0, 0)
+
+    def count(self, *, truncated: bool, longest_row: int) -> None:
+        """Counts a rollout.
+
+        Args:
+            truncated: Whether an answer ended at its token limit.
+            longest_row: Tokens of its longest row.
+        """
+        too_long = longest_row > self._limits.token_budget
+        self._seen += 1
+        self._truncated += truncated
+        self._too_long += too_long
+        self._of_step = self._of_step[0] + truncated, self._of_step[1] + too_long
+
+    def end_step(self, step: int) -> dict[str, float]:
+        """Returns the metrics of a step, and tells of shares that are large."""
+        truncated, too_long = self._of_step
+        self._of_step = (0, 0)
+        if self._seen >= ROLLOUTS_TO_JUDGE:
+            self._tell(step, "truncated", self._truncated, self._truncation())
+            self._tell(
+                step,
+                "too_long",
+                self._too_long,
+                f"have more than the {self._limits.token_budget} tokens of token_budget, and are left out. Raise"
+                " token_budget; gradient_checkpointing saves the memory that this takes.",
+            )
+            self._seen = self._truncated = self._too_long = 0
+        return {"rollouts_truncated": float(truncated), "rollouts_too_long": float(too_long)}
+
+    def _truncation(self) -> str:
+        cut = f"have an answer that was cut off at max_tokens = {self._limits.max_tokens}, and are"
+        if self._limits.mask_truncated:
+            return f"{cut} left out (mask_truncated). Raise max_tokens, or set mask_truncated = false."
+        return f"{cut} scored as they are. Raise max_tokens if an answer needs more."
+
+    def _tell(self, step: int, cause: str, count: int, text: str) -> None:
+        share = count / self._seen
+        if share < max(SHARE_TO_WARN, 2 * self._told.get(cause, 0.0)):
+            return
+        self._told[cause] = share
+        self._notify("warning", f"{count} of {self._seen} rollouts ({share:.0%}) up to step {step} {text} {HELP}")
+
+
+class SignalMonitor:
+    """Checks after each step that rewards differ within groups.
+
+    Only until the first step that trained: a policy that has converged also produces no differences.
+    """
+
+    def __init__(self, notify: Notify, *, over: bool = False) -> None:
+        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
+        self._notify = notify
+        self._without = 0
+        self._over = over
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Warns once if all rollouts of every group so far got the same reward."""
+        if self._over:
+            return
+        if metrics["groups_trained"]:
+            self._over = True
+            return
+        self._without += bool(metrics["groups_no_variance"])
+        if self._without == STEPS_WITHOUT_SIGNAL:
+            self._over = True
+            self._notify(
+                "warning",
+                f"Nothing was learned up to step {step}: within every group all rewards are equal"
+                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
+                " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
+                " sft first.",
+            )
