@@ -10,12 +10,12 @@ Each iteration first completes the present step, so that a run stopped anywhere 
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
-from fulmen_algorithm.algorithms.monitors import SignalMonitor
+from fulmen_algorithm.algorithms.monitors import SignalMonitor, tell_unchanged
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
@@ -24,10 +24,11 @@ from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
 from fulmen_algorithm.policy.engine_settings import MismatchSettings
 from fulmen_algorithm.rollouts.admission import groups_admitted
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
-from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.context import OnNoSignal, RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.training.settings import StepResult
+from fulmen_algorithm.training.strict import AUTO_BY_NAME
 
 
 class GrpoSettings(PolicyGradientSettings):
@@ -39,12 +40,15 @@ class GrpoSettings(PolicyGradientSettings):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
+            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
     max_staleness: int = Field(default=4, ge=0, le=1000)
     refill_limit: float = Field(default=1.0, ge=0, le=100)
     engine_mismatch: MismatchSettings = MismatchSettings()
+    on_no_signal: Annotated[OnNoSignal | None, AUTO_BY_NAME] = None
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
@@ -65,7 +69,11 @@ class Grpo:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
         watch = MismatchMonitor(settings.engine_mismatch, ctx.notify)
-        signal = SignalMonitor(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
+        signal = SignalMonitor(
+            ctx.notify,
+            on_no_signal=settings.on_no_signal or ctx.on_no_signal,
+            over=len(ctx.progress.consumed) > ctx.progress.dropped,
+        )
         validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
@@ -86,10 +94,9 @@ class Grpo:
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
-            if not ctx.policy.version:
-                with ctx.recorder.spending("publish"):
-                    await ctx.policy.publish()
-                    metrics |= ctx.policy.publish_metrics
+            with ctx.recorder.spending("publish"):
+                await ctx.policy.publish()
+                metrics |= ctx.policy.publish_metrics
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx)
             if step % settings.validate_every == 0 or step == settings.steps:
@@ -101,12 +108,13 @@ class Grpo:
                 began, tokens = time.monotonic(), sampled
                 await ctx.recorder.end_step(metrics)
             if step == settings.steps:
+                tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):
                 batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.settled))
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
-                ctx.recorder.commit(batch.consumed)
+                ctx.recorder.commit(batch.consumed, changed=any(result.taken for result in results))
             metrics = {**batch.metrics, **means(results)}
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)

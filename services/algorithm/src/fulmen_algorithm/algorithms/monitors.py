@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fulmen_algorithm.runs.context import OnNoSignal
+from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
+from fulmen_algorithm.runs.progress import Progress
 
 HELP = "See docs/learning.md, What to look at when a run does not learn."
 SHARE_TO_WARN = 0.1
@@ -12,6 +15,8 @@ ROLLOUTS_TO_JUDGE = 16
 """Fewest rollouts of which a share is computed."""
 STEPS_WITHOUT_SIGNAL = 3
 """Warn after this many initial steps without any difference in rewards."""
+STEPS_TO_STOP = 10
+"""Stop after this many, if the run is to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +96,54 @@ class SignalMonitor:
     Only until the first step that trained: a policy that has converged also produces no differences.
     """
 
-    def __init__(self, notify: Notify, *, over: bool = False) -> None:
-        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
+    def __init__(self, notify: Notify, *, on_no_signal: OnNoSignal = "notice", over: bool = False) -> None:
+        """Initializes the monitor.
+
+        Args:
+            notify: Appends a notice to the run's events.
+            on_no_signal: Reaction to a run that has not trained for `STEPS_TO_STOP` steps.
+            over: Whether the run has trained before, because it resumes from a checkpoint.
+        """
         self._notify = notify
+        self._on_no_signal = on_no_signal
         self._without = 0
         self._over = over
 
     def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warns once if all rollouts of every group so far got the same reward."""
+        """Warns once if all rollouts of every group so far got the same reward.
+
+        Raises:
+            RunFailed: if this goes on, and the run is to stop then.
+        """
         if self._over:
             return
         if metrics["groups_trained"]:
             self._over = True
             return
         self._without += bool(metrics["groups_no_variance"])
+        text = (
+            f"Nothing was learned up to step {step}: within every group all rewards are equal"
+            f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
+            " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
+            f" sft first. {HELP}"
+        )
+        if self._without == STEPS_TO_STOP and self._on_no_signal == "stop":
+            raise RunFailed(f'{text} on_no_signal = "notice" goes on regardless.')
         if self._without == STEPS_WITHOUT_SIGNAL:
-            self._over = True
-            self._notify(
-                "warning",
-                f"Nothing was learned up to step {step}: within every group all rewards are equal"
-                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
-                " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
-                " sft first.",
-            )
+            self._notify("warning", text)
+
+
+def tell_unchanged(progress: Progress, notify: Notify) -> None:
+    """Tells at the end of a run how many of its steps changed no weights."""
+    if progress.step and progress.unchanged == progress.step:
+        notify(
+            "warning",
+            f"The run has learned nothing: none of its {progress.step} steps changed the weights, and its policy is the one"
+            f" that it began with. {HELP}",
+        )
+    elif progress.unchanged:
+        notify(
+            "info",
+            f"{progress.unchanged} of {progress.step} steps changed no weights, and published no version: no group differed"
+            " in its rewards, or the optimiser skipped the step.",
+        )

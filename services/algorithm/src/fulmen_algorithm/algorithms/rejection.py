@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fulmen_algorithm.algorithms.monitors import LengthLimits, LengthMonitor
+from fulmen_algorithm.algorithms.monitors import LengthLimits, LengthMonitor, tell_unchanged
 from fulmen_algorithm.algorithms.policy_gradient import means
 from fulmen_algorithm.algorithms.sampling import SamplingSettings, sample_groups, supervised_rows, within
 from fulmen_algorithm.algorithms.validation import Validator
@@ -123,6 +123,7 @@ class Rejection:
             if metrics:
                 await ctx.recorder.end_step(metrics)
             if step == settings.steps:
+                tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):
                 groups = await sample_groups(
@@ -135,7 +136,8 @@ class Rejection:
             rows = [row for members in kept.values() for rows in members.values() for row in rows]
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, rows)
-                ctx.recorder.commit([_consumed(group, kept[group.group_id]) for group in groups])
+                consumed = [_consumed(group, kept[group.group_id]) for group in groups]
+                ctx.recorder.commit(consumed, changed=any(result.taken for result in results))
             metrics = {**_metrics(groups, kept), **lengths.end_step(ctx.progress.step), **means(results)}
             metrics["step_seconds"] = time.monotonic() - began
             ctx.recorder.result(reward_mean=metrics["reward_mean"])

@@ -20,7 +20,7 @@ from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
 from fulmen_algorithm.runs.collapse import NoCollapse
-from fulmen_algorithm.runs.context import RunContext, RunInputs
+from fulmen_algorithm.runs.context import OnNoSignal, RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
@@ -124,6 +124,8 @@ class RunExecutor:
     model_roots: ModelRoots = ANY_FOLDER
     models: BaseModels | None = None
     """Models that runs may begin with."""
+    on_no_signal: OnNoSignal = "notice"
+    """What runs do by default whose rewards never differ within a group."""
 
     async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
@@ -281,6 +283,7 @@ class RunExecutor:
             recorder=recorder,
             control=control,
             notify=entry.events.notify,
+            on_no_signal=self.on_no_signal,
         )
 
     async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:

@@ -160,6 +160,11 @@ class StepResult:
     events: tuple[str, ...] = ()
 
     @property
+    def taken(self) -> bool:
+        """Whether the step was taken, and so the weights were changed."""
+        return not (self.skipped or self.exploded)
+
+    @property
     def exchange_s(self) -> float:
         """Duration of the exchange in seconds, without the wait for slower ranks."""
         return sum(self.exchange.get(f"exchange_{part}_seconds", 0.0) for part in ("encode", "transfer", "decode"))
