@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
-from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
+from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenCall, TokenSequence
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, RunFence, SwapStats
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
@@ -48,6 +48,8 @@ class World:
     handed_over: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     answer_tokens: int = 2
+    forced: int | None = None
+    """Tokens of an answer that a constraint leaves no alternative to; None if calls are not constrained."""
     turns: int = 1
     """Model calls of a rollout, which are one sequence."""
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -180,10 +182,14 @@ class ModelQueue:
         prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
         answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
         version, turns = self._world.sampled_with[attempt], self._world.turns
+        forced, size = self._world.forced, 4 + count
+        logprobs = (0.0,) * (forced or 0) + (-3.0,) * (count - (forced or 0))
+        calls = [TokenCall(start=n * size + 4, end=(n + 1) * size, unit=n, constrained=True) for n in range(turns)]
         return TokenSequence(
+            calls=() if forced is None else tuple(calls),
             token_ids=(*prompt, *answer) * turns,
             loss_mask=((False,) * 4 + (True,) * count) * turns,
-            logprobs=((0.0,) * 4 + (-3.0,) * count) * turns,
+            logprobs=((0.0,) * 4 + logprobs) * turns,
             policy_versions=((0,) * 4 + (version,) * count) * turns,
             role=role,
             policy=policy,

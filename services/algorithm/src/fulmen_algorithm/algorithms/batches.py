@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import pstdev
 from typing import Protocol
 
-from fulmen_algorithm.algorithms.monitors import LengthLimits, LengthMonitor
+from fulmen_algorithm.algorithms.monitors import ConstraintMonitor, LengthLimits, LengthMonitor
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
@@ -122,6 +122,7 @@ class BatchBuilder:
         self._scorer = Scorer(scoring, policy=policy)
         self._penalty = penalty
         self._lengths = LengthMonitor(limits.lengths, ctx.notify)
+        self._constraints = ConstraintMonitor(ctx.notify)
         self._consumed: list[Consumed] = []
         self._tally = _Tally()
 
@@ -173,7 +174,9 @@ class BatchBuilder:
         divergence: Mapping[str, float] = {}
         if self._penalty is not None and scored:
             scored, divergence = await self._penalty.penalised(scored)
-        rows = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
+        made = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
+        # All of an answer may be forced.
+        rows = [row for row in made if row.trained_tokens]
         seconds = time.monotonic() - started
         return Batch(
             rows=rows,
@@ -181,6 +184,7 @@ class BatchBuilder:
             metrics={
                 **self._metrics(tally, rows, seconds),
                 **self._lengths.end_step(self._ctx.progress.step),
+                **self._constraints.end_step(made),
                 **_merging(scored),
                 **_lengths(scored),
                 **self._scorer.metrics(scored),
@@ -239,6 +243,7 @@ class BatchBuilder:
             outcome = Outcome.TOO_FEW_USABLE
         elif self._scorer.may_train(group.rollouts):
             for trajectory in (found[name] for name in rewards if name in found):
+                self._constraints.count(trajectory.sequences)
                 self._lengths.count(truncated=trajectory.truncated, longest_row=self._longest(trajectory))
             whole = [
                 self._scorer.score(group.group_id, r, found[r.name])
@@ -316,6 +321,8 @@ class BatchBuilder:
             group=numbers.rollout.group,
             rewards=numbers.rewards,
             steps=numbers.steps,
+            # A critic reads the rewards at the last tokens, forced or not.
+            forced=() if numbers.rewards else sequence.forced,
         )
 
     def _metrics(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:

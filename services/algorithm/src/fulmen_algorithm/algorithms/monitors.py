@@ -1,18 +1,22 @@
 """Notices about what a run does not learn from: rollouts that are cut off or left out, and groups without a difference."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fulmen_algorithm.rollouts.trajectory import TokenSequence
 from fulmen_algorithm.runs.context import OnNoSignal
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
 from fulmen_algorithm.runs.progress import Progress
+from fulmen_algorithm.training.rows import Row
 
 HELP = "See docs/learning.md, What to look at when a run does not learn."
 SHARE_TO_WARN = 0.1
 """Share of the rollouts of which a notice is worth while."""
 ROLLOUTS_TO_JUDGE = 16
 """Fewest rollouts of which a share is computed."""
+TOKENS_TO_DOUBT = 200
+"""Tokens of constrained calls among which one without an alternative is to be expected."""
 STEPS_WITHOUT_SIGNAL = 3
 """Warn after this many initial steps without any difference in rewards."""
 STEPS_TO_STOP = 10
@@ -88,6 +92,44 @@ class LengthMonitor:
             return
         self._told[cause] = share
         self._notify("warning", f"{count} of {self._seen} rollouts ({share:.0%}) up to step {step} {text} {HELP}")
+
+
+class ConstraintMonitor:
+    """Tells once how calls are trained on whose answers were constrained, by `response_format` or `tool_choice`."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._told = self._doubted = False
+        self._calls = self._constrained = self._tokens = self._forced = 0
+
+    def count(self, sequences: Sequence[TokenSequence]) -> None:
+        """Counts the calls of a rollout."""
+        for sequence in sequences:
+            constrained = [call for call in sequence.calls if call.constrained]
+            self._calls += len(sequence.calls)
+            self._constrained += len(constrained)
+            self._tokens += sum(call.end - call.start for call in constrained)
+            self._forced += sum(sequence.forced)
+
+    def end_step(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Returns the metrics of a step's rows, and tells of the first constrained calls."""
+        if self._constrained and not self._told and self._forced:
+            self._told = True
+            self._notify(
+                "info",
+                f"{self._constrained} of {self._calls} model calls were constrained (response_format, tool_choice):"
+                f" {self._forced / self._tokens:.0%} of their tokens had no alternative and do not train; the others are"
+                " weighed by the probabilities with which the engine sampled them.",
+            )
+        if self._tokens >= TOKENS_TO_DOUBT and not self._forced and not self._doubted:
+            self._doubted = True
+            self._notify(
+                "warning",
+                f"{self._constrained} of {self._calls} model calls were constrained (response_format, tool_choice), but the"
+                " engine reports the probabilities of the unconstrained distribution: other answers are sampled than are"
+                " trained. Start it with `--logprobs-mode processed_logprobs` (docs/engines.md).",
+            )
+        return {"tokens_forced": float(sum(sum(row.forced) for row in rows))} if self._constrained else {}
 
 
 class SignalMonitor:

@@ -5,6 +5,8 @@ groups.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -15,6 +17,7 @@ from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
 from fulmen_algorithm.training.settings import StepSettings
 
+T = TypeVar("T")
 GREEDY = 0
 RESHAPING = (
     "top_k",
@@ -157,6 +160,7 @@ def sequence_row(
     group: str = "",
     rewards: tuple[float, ...] = (),
     steps: tuple[int, ...] = (),
+    forced: tuple[bool, ...] = (),
 ) -> Row:
     """Builds the row of a sequence; see `Row` for the arguments.
 
@@ -168,7 +172,15 @@ def sequence_row(
         group: Group of the rollout; empty for none.
         rewards: Reward of each token, for a critic; empty without one.
         steps: Agent step of each token, for a critic; empty without one.
+        forced: True where a token was sampled, but does not train; empty for none.
     """
+    if any(forced):
+        trains = tuple(sampled and not no for sampled, no in zip(sequence.loss_mask, forced, strict=True))
+        sequence = replace(sequence, loss_mask=trains, logprobs=_where(trains, sequence.logprobs, 0.0), calls=())
+        advantages = _where(trains, advantages, 0.0)
+        versions = None if versions is None else _where(trains, versions, NO_VERSION)
+    else:
+        forced = ()
     return Row(
         rollout_id=name,
         token_ids=sequence.token_ids,
@@ -180,4 +192,9 @@ def sequence_row(
         role=sequence.role,
         rewards=rewards,
         steps=steps,
+        forced=forced,
     )
+
+
+def _where(trains: Sequence[bool], values: Sequence[T], otherwise: T) -> tuple[T, ...]:
+    return tuple(value if here else otherwise for here, value in zip(trains, values, strict=True))
