@@ -8,7 +8,7 @@ Each iteration first completes the present step, so that a run stopped anywhere 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Self
 
@@ -27,8 +27,12 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import OnNoSignal, RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
+from fulmen_algorithm.training.defaults import ModelFacts
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import AUTO_BY_NAME
+
+FEW_ROLLOUTS = 8
+"""Rollouts of an optimiser step below which its gradient is mostly noise."""
 
 
 class GrpoSettings(PolicyGradientSettings):
@@ -57,6 +61,17 @@ class GrpoSettings(PolicyGradientSettings):
                 f"group_size: must be at least 2, because {self.advantage.kind} compares the rollouts of a group"
             )
         return self
+
+    def doubts(self, model: ModelFacts) -> Sequence[str]:
+        """See `AlgorithmSettings`."""
+        each = self.prompts_per_step * self.group_size / self.minibatches
+        if each >= FEW_ROLLOUTS or not model.is_large:
+            return super().doubts(model)
+        return (
+            *super().doubts(model),
+            f"An optimiser step has {each:g} rollouts (prompts_per_step {self.prompts_per_step}, group_size"
+            f" {self.group_size}, minibatches {self.minibatches}): its gradient is mostly noise.",
+        )
 
 
 class Grpo:

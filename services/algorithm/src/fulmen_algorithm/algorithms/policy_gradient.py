@@ -134,7 +134,7 @@ class PolicyGradientSettings(SamplingSettings):
         """Objective of an optimiser step."""
         aggregation = self.aggregation or TokenMean()
         if isinstance(aggregation, SequenceMeanTokenSumNorm) and aggregation.length is None:
-            aggregation = SequenceMeanTokenSumNorm(length=self.max_tokens)
+            aggregation = SequenceMeanTokenSumNorm(length=self.answer_tokens)
         return Objective(
             loss=self.loss,
             correction=self.correction,
@@ -149,7 +149,7 @@ class PolicyGradientSettings(SamplingSettings):
         return ScoringSettings(
             advantage=self.advantage,
             rewards=self.rewards,
-            overlong=None if self.overlong is None else self.overlong.settings(self.max_tokens),
+            overlong=None if self.overlong is None else self.overlong.settings(self.answer_tokens),
             credit=self.credit,
             roles=self.roles,
         )
@@ -158,7 +158,7 @@ class PolicyGradientSettings(SamplingSettings):
     def length_limits(self) -> LengthLimits:
         """Limits of lengths, beyond which rollouts are cut off or left out."""
         return LengthLimits(
-            mask_truncated=self.mask_truncated, max_tokens=self.max_tokens, token_budget=self.token_budget
+            mask_truncated=self.mask_truncated, max_tokens=self.answer_tokens, token_budget=self.token_budget
         )
 
     @property

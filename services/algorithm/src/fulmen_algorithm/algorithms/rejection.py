@@ -25,7 +25,7 @@ from fulmen_algorithm.runs.collapse import GROUPS, REWARD, SPREAD
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome
-from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
+from fulmen_algorithm.training.defaults import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict
@@ -89,7 +89,7 @@ class RejectionSettings(SamplingSettings):
     def length_limits(self) -> LengthLimits:
         """Limits of lengths, beyond which rollouts are cut off or left out."""
         return LengthLimits(
-            mask_truncated=self.mask_truncated, max_tokens=self.max_tokens, token_budget=self.token_budget
+            mask_truncated=self.mask_truncated, max_tokens=self.answer_tokens, token_budget=self.token_budget
         )
 
     @property

@@ -19,7 +19,7 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, p
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
+from fulmen_algorithm.training.defaults import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
 

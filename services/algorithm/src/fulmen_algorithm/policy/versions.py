@@ -111,7 +111,7 @@ class Versions:
         if delta is not None and base is not None and len(self.chain(base.version)) >= delta.full_every:
             base = None
         order = WeightsOrder(
-            dtype=self._weights.dtype,
+            dtype=self._weights.number_format,
             base_sha256=base.sha256 if base is not None else "",
             dense_above=delta.dense_above if delta is not None else 1.0,
             keep=delta is not None,
@@ -155,7 +155,7 @@ class Versions:
 
     async def _merged(self, step: int, *, adapters: Path | None = None) -> Path:
         """Writes a complete folder with the adapter of a folder merged; of the present one if None."""
-        order = WeightsOrder(dtype=self._weights.dtype, merged=True, adapters=str(adapters or ""))
+        order = WeightsOrder(dtype=self._weights.number_format, merged=True, adapters=str(adapters or ""))
         return (await self._files.save_model(partial(self._trainer.write_weights, order=order), step)).path
 
     def describe(self, saved: SavedModel) -> dict[str, object]:
@@ -164,7 +164,7 @@ class Versions:
             "kind": saved.kind.value,
             "path": self._files.place_of(saved.path),
             "sha256": saved.sha256,
-            "dtype": self._weights.dtype,
+            "dtype": self._weights.number_format,
             "size_bytes": saved.size_bytes,
         }
         if saved.base:
