@@ -84,6 +84,12 @@ def test_what_is_given_is_never_chosen_again():
     assert chosen(given, ModelFacts(parameters=5)) == []
 
 
+def test_a_penalty_for_length_fits_the_length_that_is_chosen():
+    given = GrpoSettings(overlong={"buffer_tokens": 100})
+    assert given.for_model(ModelFacts(parameters=5)).scoring.overlong.buffer_tokens == 64
+    assert given.for_model(ModelFacts(parameters=10**9)).scoring.overlong.buffer_tokens == 100
+
+
 QWEN = ModelFacts(parameters=600_000_000, longest=40_960)
 VLLM = VllmEngine(kind="vllm")
 

@@ -42,6 +42,7 @@ from fulmen_algorithm.losses.objectives import (
 )
 from fulmen_algorithm.runs.algorithm import short_warm_up
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.training.defaults import ModelFacts
 from fulmen_algorithm.training.rows import Row, calls_per_rollout
 from fulmen_algorithm.training.settings import (
     BatchSettings,
@@ -153,6 +154,16 @@ class PolicyGradientSettings(SamplingSettings):
             credit=self.credit,
             roles=self.roles,
         )
+
+    def for_model(self, model: ModelFacts) -> Self:
+        """See `AlgorithmSettings`."""
+        fitted = super().for_model(model)
+        overlong = fitted.overlong
+        if overlong is None or overlong.max_tokens is not None or overlong.buffer_tokens is None:
+            return fitted
+        # A buffer that was given for the answers of a larger model.
+        buffer = min(overlong.buffer_tokens, fitted.answer_tokens)
+        return fitted.model_copy(update={"overlong": overlong.model_copy(update={"buffer_tokens": buffer})})
 
     @property
     def length_limits(self) -> LengthLimits:
