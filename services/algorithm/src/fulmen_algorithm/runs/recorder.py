@@ -46,7 +46,7 @@ CheckOwned = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
 REMEDY = (
     "Put the run back with `fulmen run rollback`, or start again with a lower learning_rate or with"
-    ' collapse = { kind = "rollback" }.'
+    ' collapse = { kind = "rollback" }. See docs/learning.md, What to look at when a run does not learn.'
 )
 
 
