@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
-from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
+from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenCall, TokenSequence
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, RunFence, SwapStats
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_algorithm.training.settings import WeightsKind
@@ -48,11 +48,17 @@ class World:
     handed_over: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     answer_tokens: int = 2
+    forced: int | None = None
+    """Tokens of an answer that a constraint leaves no alternative to; None if calls are not constrained."""
     turns: int = 1
     """Model calls of a rollout, which are one sequence."""
     roles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Policy and model that each role asks; empty for one agent without a name."""
     truncated: bool = False
+    truncates: Callable[[str], bool] = lambda _: False
+    """Which rollouts have a truncated answer, by name, beside all if `truncated`."""
+    tokens_of: Callable[[str], int] | None = None
+    """Tokens of the answer of a rollout, by name; None for `answer_tokens`."""
     reward_of: Callable[[str], float] | None = None
     answer_text: str = ""
     conversations: tuple[Conversation, ...] = ()
@@ -171,14 +177,19 @@ class ModelQueue:
 
     def _sequence(self, attempt: str, role: str, policy: str, model: str) -> TokenSequence:
         chance = random.Random(attempt + role)
-        count = self._world.answer_tokens
+        name = attempt.partition("/attempts/")[0]
+        count = self._world.answer_tokens if self._world.tokens_of is None else self._world.tokens_of(name)
         prompt = [4, *(chance.randrange(6, 16) for _ in range(3))]
         answer = [*(chance.randrange(6, 16) for _ in range(count - 1)), 2]
         version, turns = self._world.sampled_with[attempt], self._world.turns
+        forced, size = self._world.forced, 4 + count
+        logprobs = (0.0,) * (forced or 0) + (-3.0,) * (count - (forced or 0))
+        calls = [TokenCall(start=n * size + 4, end=(n + 1) * size, unit=n, constrained=True) for n in range(turns)]
         return TokenSequence(
+            calls=() if forced is None else tuple(calls),
             token_ids=(*prompt, *answer) * turns,
             loss_mask=((False,) * 4 + (True,) * count) * turns,
-            logprobs=((0.0,) * 4 + (-3.0,) * count) * turns,
+            logprobs=((0.0,) * 4 + logprobs) * turns,
             policy_versions=((0,) * 4 + (version,) * count) * turns,
             role=role,
             policy=policy,
@@ -189,7 +200,7 @@ class ModelQueue:
         roles = self._world.roles or {"": ("", "")}
         return RolloutTrajectory(
             sequences=tuple(self._sequence(attempt, role, *asked) for role, asked in roles.items()),
-            truncated=self._world.truncated,
+            truncated=self._world.truncated or self._world.truncates(attempt.partition("/attempts/")[0]),
             prompt_text="1+1=",
             answer_text=self._world.answer_text,
             conversations=self._world.conversations,

@@ -23,6 +23,7 @@ from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.runs.algorithm import RunSettings
+from fulmen_algorithm.runs.context import OnNoSignal
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
 from fulmen_algorithm.runs.creation.stages import checked_runs
 from fulmen_algorithm.runs.entry import Entry, EventLog
@@ -131,6 +132,7 @@ def service_at(
     *,
     storage: str = "",
     hub: HubModels | None = None,
+    on_no_signal: OnNoSignal = "notice",
 ) -> Service:
     """Starts the service's inside over a world."""
     folder = RunStorage(state, url=storage).__enter__()
@@ -158,6 +160,7 @@ def service_at(
         machine={"device": "cpu"},
         check_owned=ownership.check,
         models=BaseModels(ModelStore(folder.folder.with_name("models")), hub or NO_HUB),
+        on_no_signal=on_no_signal,
     )
     worker = RunWorker(runs, executor, ownership)
     return Service(

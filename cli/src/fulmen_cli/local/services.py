@@ -263,6 +263,8 @@ def _algorithm(plan: StackPlan) -> ServiceSpec:
             "FULMEN_ALGORITHM_MODEL_ROOTS": "/",
             # Likewise any model that the person's own token may read.
             "FULMEN_ALGORITHM_HUB_MODELS": "*",
+            # Somebody waits for it, and wants to know early.
+            "FULMEN_ALGORITHM_ON_NO_SIGNAL": "stop",
         },
     )
 

@@ -163,6 +163,27 @@ def _print(shape: ModelShape, options: PlanOptions, parts: list[Part], fits: dic
     screen.print(cards)
     if advice := _advice(options, fits):
         screen.print(f"\n{advice}", markup=False, soft_wrap=True)
+    if chosen := _chosen(shape, options):
+        rates = (
+            f"learning_rate {chosen['learning_rate']:g}, of sft and rejection {chosen['learning_rate_supervised']:g}"
+        )
+        text = f"Defaults for this size: {rates}; max_tokens {chosen['max_tokens']}; versions in {chosen['weights_dtype']}."
+        screen.print(f"\n{text}", markup=False, soft_wrap=True)
+
+
+def _chosen(shape: ModelShape, options: PlanOptions) -> dict[str, Any]:
+    """Returns what runs choose by such a model; nothing if the algorithm service is not installed here."""
+    try:
+        from fulmen_algorithm.training.defaults import REINFORCEMENT, SUPERVISED, ModelFacts
+    except ImportError:
+        return {}
+    model, adapters = ModelFacts(parameters=shape.parameters, longest=shape.longest), options.lora_rank > 0
+    return {
+        "learning_rate": REINFORCEMENT.of(model.parameters, adapters=adapters),
+        "learning_rate_supervised": SUPERVISED.of(model.parameters, adapters=adapters),
+        "max_tokens": model.answer_tokens,
+        "weights_dtype": model.published_as,
+    }
 
 
 def _verdict(gpus: int, asked: int) -> str:
@@ -192,6 +213,7 @@ def _as_json(
         "gpus": options.gpus,
         "parts": [{"name": part.name, "size_bytes": part.size_bytes} for part in parts],
         "total_bytes": total_bytes(parts),
+        "defaults": _chosen(shape, options),
         "cards": [{"name": card.name, "memory_bytes": card.memory_bytes, "gpus": fits[card.name]} for card in CARDS],
     }
 

@@ -1,10 +1,12 @@
 """`fulmen train --check`: checks a train.toml without a stack, its stages by the rules of the algorithm service installed here.
 
+What each stage will take and chooses by its model is shown before anything is created (`train.preflight`).
 Where an algorithm service is known, it is asked which GPUs of its machine the stages would get.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -21,6 +23,7 @@ from fulmen.training.task_files import read_datasets
 from fulmen_cli.command import Output
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import console, print_json
+from fulmen_cli.train.preflight import preflights
 
 __all__ = ["check", "packed"]
 
@@ -52,15 +55,21 @@ async def check(
     if problems:
         raise ConfigError(f"{path} is not valid.", problems)
     bundle = packed(plan)
+    ahead = await asyncio.to_thread(preflights, plan, _stage_runs(plan, {})) if found is not None else []
     gpus, unasked = await _gpu_plans(plan, connection)
     if output is Output.JSON:
         files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]
         left_out = [{"name": each.name, "why": each.why} for each in bundle.left_out]
-        asked = {"gpus": gpus, "gpus_not_planned": unasked}
+        asked = {"gpus": gpus, "gpus_not_planned": unasked, "stages": [each.document for each in ahead]}
         print_json({"files": files, "left_out": left_out, "settings_checked": found is not None, **asked})
         return
     verdict = f"{path.name} is valid." if found is not None else f"{path.name} is valid, but for {UNCHECKED}"
     lines = bundle_lines(bundle) if plan.runs_code else []
+    lines += [
+        f"stage {number} ({stage.algorithm}): {text}"
+        for number, stage, each in zip(count(1), plan.stages, ahead, strict=False)
+        for text in each.lines
+    ]
     lines += [
         f"stage {number} ({stage.algorithm}): {text}"
         for number, stage, text in zip(count(1), plan.stages, gpus, strict=False)

@@ -168,6 +168,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
         check_owned=ownership.check,
         model_roots=roots,
         models=bases,
+        on_no_signal=settings.on_no_signal,
     )
     worker = RunWorker(runs, executor, ownership)
     history = HistoryDelivery(runs, StoreRunHistory(store))

@@ -2,7 +2,7 @@
 
 import socket
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -315,6 +315,12 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     keep_models: int = Field(
         default=3, ge=1, description="Number of newest published models of a run that are kept, besides the best."
+    )
+
+    on_no_signal: Literal["stop", "notice"] = Field(
+        default="notice",
+        description="What a run does by default whose rewards do not differ within any group of its first ten steps: `stop`"
+        " fails it, `notice` says so.",
     )
 
     def peer_address(self, port: int) -> str:

@@ -98,7 +98,7 @@ async def test_without_validation_tasks_no_agent_is_needed_and_nothing_is_served
 @pytest.mark.parametrize(
     ("setting", "answer_tokens", "truncated", "cause"),
     [
-        ({"token_budget": 16}, 20, False, "longer than 16 tokens: "),
+        ({"token_budget": 16}, 20, False, "longer than 16 tokens (token_budget): "),
         ({"mask_truncated": True}, 2, True, "ended at its token limit (mask_truncated; max_tokens): "),
     ],
 )

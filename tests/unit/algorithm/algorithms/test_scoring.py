@@ -122,7 +122,7 @@ def test_a_group_of_equal_rewards_has_no_signal_unless_lengths_are_punished():
     scored = [scorer.score("g", r, t) for r, t in members]
     assert scorer.has_signal(scored)
     # Four sampled tokens: in the soft zone to the end; two: free.
-    assert [s.rewards["overlong"] for s in scored] == [-1.0, 0.0]
+    assert [s.overlong for s in scored] == [-1.0, 0.0]
     assert numbers(members, scorer._settings)["a"][0][2] == -0.5
 
 

@@ -97,6 +97,15 @@ async def test_a_conversation_that_is_too_long_when_tokenised_again_is_left_out(
     world.conversations = (told("1+1="), told("1+" * 30 + "1="))
     entry = await carry_out(with_settings(draft, token_budget=32))
     assert entry.run.results["examples"] == 2
+    assert any("5 rows are left out because they are longer than token_budget = 32." in text for text in notices(entry))
+
+
+async def test_answers_that_were_cut_off_are_no_examples_and_are_counted(world, draft, carry_out):
+    world.truncates = lambda name: name.endswith(("/train/0.0", "/train/2.1"))
+    entry = await carry_out(draft)
+    assert entry.run.results["examples"] == 3
+    told = "2 rollouts are left out because an answer was cut off at its token limit."
+    assert any(told in text for text in notices(entry))
 
 
 async def test_texts_are_tokenised_beside_the_event_loop(world, draft, carry_out, monkeypatch):

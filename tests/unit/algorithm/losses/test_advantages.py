@@ -144,6 +144,40 @@ def test_gdpo_equals_the_formula_of_the_paper(groups, weights):
     close(found, [[a] for a in paper.gdpo(groups, weights)])
 
 
+def penalised(rewards: list[dict[str, float]], overlong: list[float]) -> list[Sample]:
+    return [
+        Sample(key=str(i), group="g", rewards=each, overlong=penalty, tokens=1)
+        for i, (each, penalty) in enumerate(zip(rewards, overlong, strict=True))
+    ]
+
+
+TWO_WEIGHTS = RewardSettings(weights={"a": 1.0, "b": 1.0}, normalise="gdpo")
+
+
+def test_a_small_penalty_for_length_does_not_make_the_best_answer_the_worst():
+    rewards = [{"a": 1.0, "b": 1.0}, {"a": 0.8, "b": 0.8}, {"a": 0.5, "b": 0.5}, {"a": 0.4, "b": 0.4}]
+    scoring = ScoringSettings(rewards=TWO_WEIGHTS)
+    without = [float(a[0]) for a in token_advantages(penalised(rewards, [0.0] * 4), scoring)]
+    found = [float(a[0]) for a in token_advantages(penalised(rewards, [-0.001, 0.0, 0.0, 0.0]), scoring)]
+    assert found == pytest.approx(without, abs=0.002)
+    assert sorted(found, reverse=True) == found
+
+
+@given(st.lists(st.tuples(REWARD, REWARD, st.floats(-1, 0)), min_size=2, max_size=6))
+def test_a_penalty_changes_what_gdpo_normalises_by_its_own_size_and_no_more(rollouts):
+    rewards, overlong = [{"a": a, "b": b} for a, b, _ in rollouts], [penalty for *_, penalty in rollouts]
+    scoring = ScoringSettings(rewards=TWO_WEIGHTS)
+    without = np.concatenate(token_advantages(penalised(rewards, [0.0] * len(rollouts)), scoring))
+    found = np.concatenate(token_advantages(penalised(rewards, overlong), scoring))
+    np.testing.assert_allclose(found - without, np.array(overlong) - np.mean(overlong), atol=1e-9)
+
+
+def test_a_penalty_for_length_makes_no_reward_negative_for_maxrl():
+    scoring = ScoringSettings(advantage=MaxRlAdvantage())
+    found = token_advantages(penalised([{"reward": 0.0}, {"reward": 1.0}], [-0.5, 0.0]), scoring)
+    close(found, [[-1.0 - 0.25], [1.0 + 0.25]])
+
+
 def trl_advantages(trainer: str, until: str, start: str, **names: object) -> list[float]:
     """Runs the lines of TRL's trainer that compute advantages, with our epsilon and population standard deviation."""
     package = find_spec("trl")

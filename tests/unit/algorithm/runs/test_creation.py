@@ -248,7 +248,7 @@ def test_what_trains_is_sampled_from_the_whole_distribution_that_the_trainer_com
     settings = parse_settings(ALGORITHMS["grpo"], json.dumps({"temperature": 0.7}))
     neutral = dict.fromkeys(RESHAPING)
     assert {"top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"} == {*neutral}
-    common = {"max_tokens": settings.max_tokens, "max_completion_tokens": None, **neutral}
+    common = {"max_tokens": settings.answer_tokens, "max_completion_tokens": None, **neutral}
     assert settings.overrides["train"] == {"temperature": 0.7, "top_p": 1.0, **common}
     assert settings.overrides["validation"] == {"temperature": 0, **common}
     assert settings.step_settings.temperature == 0.7

@@ -4,7 +4,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import GraniteConfig, GraniteForCausalLM, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from fulmen_algorithm.training import scorer
 from fulmen_algorithm.training.compute import ComputeSettings, Precision
@@ -165,6 +180,8 @@ def test_only_what_trains_is_asked_of_the_head(model_dir, rows):
 
 SHAPE = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 SHAPE |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 64}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 4}
+WIDE = SHAPE | {"hidden_size": 64, "head_dim": 32}
 
 
 @pytest.mark.parametrize(
@@ -172,8 +189,31 @@ SHAPE |= {"num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embedd
     [
         (lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=7.0)), True, False),
         (lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])), False, True),
+        # A fresh model's logits are far below the cap, which changes them by less than rounding.
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8)), True, False),
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=None)), True, True),
+        (lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.0625)), True, False),
+        (lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=1.0)), True, True),
+        # Tokens are computed by experts in groups, and so to other last bits when their neighbours are others.
+        (lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**WIDE, **EXPERTS)), True, True),
+        (
+            lambda: Lfm2MoeForCausalLM(
+                Lfm2MoeConfig(**SHAPE, **EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention"])
+            ),
+            False,
+            True,
+        ),
     ],
-    ids=["logits that are scaled", "convolutions over the line"],
+    ids=[
+        "logits that are scaled",
+        "convolutions over the line",
+        "a soft cap of logits",
+        "a soft cap that is not set",
+        "a scale of logits",
+        "a scale of one",
+        "experts",
+        "experts and convolutions over the line",
+    ],
 )
 def test_what_does_not_hold_for_a_model_is_found_out(policy, rows, model, packs, plain_head):
     torch.manual_seed(0)
@@ -188,3 +228,21 @@ def test_what_does_not_hold_for_a_model_is_found_out(policy, rows, model, packs,
         expected = [float(logprobs[0, t - 1, row.token_ids[t]]) for t in range(1, len(row.token_ids))]
         assert values[1:] == pytest.approx(expected, abs=1e-4)
         assert all(math.isfinite(value) for value in values)
+
+
+def test_what_follows_the_head_is_found_out_whatever_the_configuration_calls_it(policy):
+    class Capped(LlamaForCausalLM):
+        def forward(self, **inputs):
+            answer = super().forward(**inputs)
+            answer.logits = 30.0 * torch.tanh(answer.logits / 30.0)
+            return answer
+
+    torch.manual_seed(0)
+    assert not scorer.try_out(PolicyModel(Capped(LlamaConfig(**SHAPE)), policy.tokenizer).model).plain_head
+    assert scorer.try_out(PolicyModel(LlamaForCausalLM(LlamaConfig(**SHAPE)), policy.tokenizer).model).plain_head
+
+
+def test_trying_a_model_out_leaves_no_hook_behind(policy):
+    before = [len(module._forward_hooks) for module in policy.model.modules()]
+    scorer.try_out(policy.model)
+    assert [len(module._forward_hooks) for module in policy.model.modules()] == before

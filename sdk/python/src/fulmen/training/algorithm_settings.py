@@ -103,7 +103,7 @@ class AlgorithmSettings(RunSettings, total=False):
     """Settings of an algorithm that trains weights.
 
     Attributes:
-        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
+        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.defaults`).
         optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
         weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
@@ -148,7 +148,8 @@ class SamplingSettings(AlgorithmSettings, total=False):
     Attributes:
         prompts_per_step: B, groups per training step.
         temperature: Sampling temperature of training rollouts.
-        max_tokens: Maximum length of the answer to one model call, in tokens.
+        max_tokens: Maximum length of the answer to one model call, in tokens; `"auto"` chooses it by the size of the
+            model: 64 up to 1 million parameters, 1024 from 500 million on, and at most half of its longest sequence.
         validate_every: Steps between validations, in addition to one at the start and one at the end.
         failure_reward: Reward of a failed rollout in a validation; choose at most the worst
             reward, so that failures do not raise the mean.
@@ -158,7 +159,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
 
     prompts_per_step: int
     temperature: float
-    max_tokens: int
+    max_tokens: int | None
     validate_every: int
     failure_reward: float
     rollout_timeout_s: float
@@ -183,12 +184,12 @@ class PolicyGradientSettings(SamplingSettings, total=False):
             `sampler`.
         advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
         rewards: Dimensions of the reward, their weights and normalisation.
-        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
-            rollouts are penalised only if `mask_truncated` is off.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
+            that `mask_truncated` leaves out are not penalised.
         critic: Critic for `gae`.
         credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
         roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
     """
 
     epochs: int
@@ -216,12 +217,15 @@ class GrpoSettings(PolicyGradientSettings, total=False):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
+            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
     """
 
     group_size: int
     max_staleness: int
     refill_limit: float
     engine_mismatch: Mapping[str, Any]
+    on_no_signal: str | None
 
 
 class RejectionSettings(SamplingSettings, total=False):
@@ -232,7 +236,7 @@ class RejectionSettings(SamplingSettings, total=False):
         keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit: an answer without its end is no example.
     """
 
     group_size: int
@@ -291,7 +295,6 @@ class DapoSettings(GrpoSettings, total=False):
         overlong: Penalty for length: L_max is `max_tokens`, and the penalty grows over its last fifth, as in the paper.
             It counts the tokens of a rollout; set its `max_tokens` if a rollout makes several calls. `"none"` for no
             penalty.
-        mask_truncated: Off, because truncated answers get the penalty.
     """
 
 

@@ -9,7 +9,7 @@ Source: the re-tokenisation drift described in https://blog.vllm.ai/2025/10/22/a
 """
 
 from fulmen.trajectories.calls import DroppedCall, DropReason
-from fulmen.trajectories.chat import Messages
+from fulmen.trajectories.chat import Messages, is_constrained
 from fulmen.trajectories.credit import (
     CreditedRow,
     CreditOption,
@@ -39,6 +39,7 @@ from fulmen.trajectories.views import Conversation, Triplet, conversations, tran
 
 __all__ = [
     "Conversation",
+    "is_constrained",
     "Triplet",
     "conversations",
     "transcript",

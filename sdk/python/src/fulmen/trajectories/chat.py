@@ -19,6 +19,8 @@ Messages = tuple[Message, ...]
 
 _BLOCK_KINDS = frozenset({"tool_use", "tool_result", "thinking", "image"})
 """Kinds of content blocks of Anthropic's Messages API that the chat API writes differently."""
+_GRAMMARS = ("structured_outputs", "guided_")
+"""What vLLM's and SGLang's own request fields for grammars begin with."""
 
 
 def request_messages(call: ModelCall) -> Messages:
@@ -80,6 +82,22 @@ def offered_tools(call: ModelCall) -> Messages:
 def tools_of(request: Message) -> Messages:
     """Returns the tools of a decoded request of any API, in the format of the chat API."""
     return tuple(map(_chat_tool, _objects(request.get("tools"))))
+
+
+def is_constrained(call: ModelCall) -> bool:
+    """Returns whether the request restricted what could be sampled: to a format, a grammar, or a call of a tool.
+
+    Raises:
+        ModelCallInvalid: If the request is not JSON.
+    """
+    # Most requests are not, and some are long.
+    if not any(f'"{name}'.encode() in call.request_json for name in ("response_format", "tool_choice", *_GRAMMARS)):
+        return False
+    request = _decoded(call.request_json)
+    form, choice = request.get("response_format"), request.get("tool_choice")
+    formatted = isinstance(form, dict) and form.get("type") not in (None, "text")
+    grammar = any(value and name.startswith(_GRAMMARS) for name, value in request.items())
+    return formatted or grammar or choice == "required" or isinstance(choice, dict)
 
 
 def same_answer(answer: Message, repeated: Message) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import pstdev
 from typing import Protocol
 
+from fulmen_algorithm.algorithms.monitors import ConstraintMonitor, LengthLimits, LengthMonitor
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
@@ -83,15 +84,13 @@ class BatchLimits:
         groups: Number of groups per training step.
         max_groups: Maximum number of groups that a step examines.
         max_staleness: Maximum staleness of a row, in training steps; None for no limit.
-        mask_truncated: Whether rollouts with a truncated answer are left out.
-        token_budget: Maximum length of a row, in tokens.
+        lengths: Limits of lengths, beyond which rollouts are cut off or left out.
     """
 
     groups: int
     max_groups: int
     max_staleness: int | None
-    mask_truncated: bool
-    token_budget: int
+    lengths: LengthLimits
 
 
 class BatchBuilder:
@@ -122,6 +121,8 @@ class BatchBuilder:
         self._limits = limits
         self._scorer = Scorer(scoring, policy=policy)
         self._penalty = penalty
+        self._lengths = LengthMonitor(limits.lengths, ctx.notify)
+        self._constraints = ConstraintMonitor(ctx.notify)
         self._consumed: list[Consumed] = []
         self._tally = _Tally()
 
@@ -173,13 +174,17 @@ class BatchBuilder:
         divergence: Mapping[str, float] = {}
         if self._penalty is not None and scored:
             scored, divergence = await self._penalty.penalised(scored)
-        rows = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
+        made = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
+        # All of an answer may be forced.
+        rows = [row for row in made if row.trained_tokens]
         seconds = time.monotonic() - started
         return Batch(
             rows=rows,
             consumed=self._consumed,
             metrics={
                 **self._metrics(tally, rows, seconds),
+                **self._lengths.end_step(self._ctx.progress.step),
+                **self._constraints.end_step(made),
                 **_merging(scored),
                 **_lengths(scored),
                 **self._scorer.metrics(scored),
@@ -237,6 +242,9 @@ class BatchBuilder:
         if len(rewards) < minimum:
             outcome = Outcome.TOO_FEW_USABLE
         elif self._scorer.may_train(group.rollouts):
+            for trajectory in (found[name] for name in rewards if name in found):
+                self._constraints.count(trajectory.sequences)
+                self._lengths.count(truncated=trajectory.truncated, longest_row=self._longest(trajectory))
             whole = [
                 self._scorer.score(group.group_id, r, found[r.name])
                 for r in group.rollouts
@@ -265,11 +273,15 @@ class BatchBuilder:
         """Returns the reason why a trajectory is left out; empty if it is used."""
         if trajectory.unusable:
             return trajectory.unusable
-        if any(len(s.token_ids) > self._limits.token_budget for s in trajectory.sequences if self._scorer.trains(s)):
-            return f"longer than {self._limits.token_budget} tokens"
-        if self._limits.mask_truncated and trajectory.truncated:
+        lengths = self._limits.lengths
+        if self._longest(trajectory) > lengths.token_budget:
+            return f"longer than {lengths.token_budget} tokens (token_budget)"
+        if lengths.mask_truncated and trajectory.truncated:
             return "an answer ended at its token limit (mask_truncated; max_tokens)"
         return self._scorer.problem(trajectory)
+
+    def _longest(self, trajectory: RolloutTrajectory) -> int:
+        return max((len(s.token_ids) for s in trajectory.sequences if self._scorer.trains(s)), default=0)
 
     def _useless(self, rollout: FinishedRollout, found: Mapping[str, RolloutTrajectory]) -> str:
         """Returns the reason why a rollout could not be used."""
@@ -309,6 +321,8 @@ class BatchBuilder:
             group=numbers.rollout.group,
             rewards=numbers.rewards,
             steps=numbers.steps,
+            # A critic reads the rewards at the last tokens, forced or not.
+            forced=() if numbers.rewards else sequence.forced,
         )
 
     def _metrics(self, tally: _Tally, rows: Sequence[Row], seconds: float) -> dict[str, float]:

@@ -8,13 +8,14 @@ Each iteration first completes the present step, so that a run stopped anywhere 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.monitors import SignalMonitor, tell_unchanged
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
@@ -23,13 +24,15 @@ from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
 from fulmen_algorithm.policy.engine_settings import MismatchSettings
 from fulmen_algorithm.rollouts.admission import groups_admitted
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
-from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.runs.context import OnNoSignal, RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import Notify
+from fulmen_algorithm.training.defaults import ModelFacts
 from fulmen_algorithm.training.settings import StepResult
+from fulmen_algorithm.training.strict import AUTO_BY_NAME
 
-STEPS_WITHOUT_SIGNAL = 3
-"""Warn after this many initial steps without any difference in rewards."""
+FEW_ROLLOUTS = 8
+"""Rollouts of an optimiser step below which its gradient is mostly noise."""
 
 
 class GrpoSettings(PolicyGradientSettings):
@@ -41,12 +44,15 @@ class GrpoSettings(PolicyGradientSettings):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
+            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
     max_staleness: int = Field(default=4, ge=0, le=1000)
     refill_limit: float = Field(default=1.0, ge=0, le=100)
     engine_mismatch: MismatchSettings = MismatchSettings()
+    on_no_signal: Annotated[OnNoSignal | None, AUTO_BY_NAME] = None
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
@@ -55,6 +61,17 @@ class GrpoSettings(PolicyGradientSettings):
                 f"group_size: must be at least 2, because {self.advantage.kind} compares the rollouts of a group"
             )
         return self
+
+    def doubts(self, model: ModelFacts) -> Sequence[str]:
+        """See `AlgorithmSettings`."""
+        each = self.prompts_per_step * self.group_size / self.minibatches
+        if each >= FEW_ROLLOUTS or not model.is_large:
+            return super().doubts(model)
+        return (
+            *super().doubts(model),
+            f"An optimiser step has {each:g} rollouts (prompts_per_step {self.prompts_per_step}, group_size"
+            f" {self.group_size}, minibatches {self.minibatches}): its gradient is mostly noise.",
+        )
 
 
 class Grpo:
@@ -67,7 +84,11 @@ class Grpo:
         """Trains to the end; see `Algorithm`."""
         settings = self._settings
         watch = MismatchMonitor(settings.engine_mismatch, ctx.notify)
-        signal = SignalMonitor(ctx.notify, over=len(ctx.progress.consumed) > ctx.progress.dropped)
+        signal = SignalMonitor(
+            ctx.notify,
+            on_no_signal=settings.on_no_signal or ctx.on_no_signal,
+            over=len(ctx.progress.consumed) > ctx.progress.dropped,
+        )
         validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
         batches = BatchBuilder(
             ctx,
@@ -76,8 +97,7 @@ class Grpo:
                 groups=settings.prompts_per_step,
                 max_groups=int(settings.prompts_per_step * (1 + settings.refill_limit)),
                 max_staleness=settings.max_staleness,
-                mask_truncated=settings.mask_truncated,
-                token_budget=settings.token_budget,
+                lengths=settings.length_limits,
             ),
             scoring=settings.scoring,
             policy=ctx.run.policy.name,
@@ -89,10 +109,9 @@ class Grpo:
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
-            if not ctx.policy.version:
-                with ctx.recorder.spending("publish"):
-                    await ctx.policy.publish()
-                    metrics |= ctx.policy.publish_metrics
+            with ctx.recorder.spending("publish"):
+                await ctx.policy.publish()
+                metrics |= ctx.policy.publish_metrics
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx)
             if step % settings.validate_every == 0 or step == settings.steps:
@@ -104,12 +123,13 @@ class Grpo:
                 began, tokens = time.monotonic(), sampled
                 await ctx.recorder.end_step(metrics)
             if step == settings.steps:
+                tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):
                 batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.settled))
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
-                ctx.recorder.commit(batch.consumed)
+                ctx.recorder.commit(batch.consumed, changed=any(result.taken for result in results))
             metrics = {**batch.metrics, **means(results)}
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)
@@ -189,37 +209,6 @@ class MismatchMonitor:
         if self._warned_at is None or step - self._warned_at >= self._check.every:
             self._warned_at = step
             self._notify("warning", f"{text} Does it use this temperature, these weights, this template?")
-
-
-class SignalMonitor:
-    """Checks after each step that rewards differ within groups.
-
-    Only until the first step that trained: a policy that has converged also produces no differences.
-    """
-
-    def __init__(self, notify: Notify, *, over: bool = False) -> None:
-        """`over`: whether the run has trained before, because it resumes from a checkpoint."""
-        self._notify = notify
-        self._without = 0
-        self._over = over
-
-    def check(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Warns once if all rollouts of every group so far got the same reward."""
-        if self._over:
-            return
-        if metrics["groups_trained"]:
-            self._over = True
-            return
-        self._without += bool(metrics["groups_no_variance"])
-        if self._without == STEPS_WITHOUT_SIGNAL:
-            self._over = True
-            self._notify(
-                "warning",
-                f"Nothing was learned up to step {step}: within every group all rewards are equal"
-                f" (mean {metrics['reward_mean']:.4g}). Either the tasks are too hard or too easy for this policy, or the"
-                " grader does not distinguish answers. Try tasks that the policy solves sometimes, a larger group_size, or"
-                " sft first.",
-            )
 
 
 ENTRIES = (

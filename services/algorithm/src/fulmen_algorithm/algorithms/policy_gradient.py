@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fulmen_algorithm.algorithms.monitors import LengthLimits
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
 from fulmen_algorithm.losses.advantage_settings import (
@@ -41,6 +42,7 @@ from fulmen_algorithm.losses.objectives import (
 )
 from fulmen_algorithm.runs.algorithm import short_warm_up
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.training.defaults import ModelFacts
 from fulmen_algorithm.training.rows import Row, calls_per_rollout
 from fulmen_algorithm.training.settings import (
     BatchSettings,
@@ -74,12 +76,12 @@ class PolicyGradientSettings(SamplingSettings):
             `sampler`.
         advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
         rewards: Dimensions of the reward, their weights and normalisation.
-        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
-            rollouts are penalised only if `mask_truncated` is off.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
+            that `mask_truncated` leaves out are not penalised.
         critic: Critic for `gae`.
         credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
         roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
     """
 
     warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)
@@ -96,7 +98,7 @@ class PolicyGradientSettings(SamplingSettings):
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = None
     credit: CreditSettings = RolloutCredit()
     roles: RoleSettings = RoleSettings()
-    mask_truncated: bool = True
+    mask_truncated: bool = False
 
     @model_validator(mode="after")
     def _objective_fits_together(self) -> Self:
@@ -133,7 +135,7 @@ class PolicyGradientSettings(SamplingSettings):
         """Objective of an optimiser step."""
         aggregation = self.aggregation or TokenMean()
         if isinstance(aggregation, SequenceMeanTokenSumNorm) and aggregation.length is None:
-            aggregation = SequenceMeanTokenSumNorm(length=self.max_tokens)
+            aggregation = SequenceMeanTokenSumNorm(length=self.answer_tokens)
         return Objective(
             loss=self.loss,
             correction=self.correction,
@@ -148,9 +150,26 @@ class PolicyGradientSettings(SamplingSettings):
         return ScoringSettings(
             advantage=self.advantage,
             rewards=self.rewards,
-            overlong=None if self.overlong is None else self.overlong.settings(self.max_tokens),
+            overlong=None if self.overlong is None else self.overlong.settings(self.answer_tokens),
             credit=self.credit,
             roles=self.roles,
+        )
+
+    def for_model(self, model: ModelFacts) -> Self:
+        """See `AlgorithmSettings`."""
+        fitted = super().for_model(model)
+        overlong = fitted.overlong
+        if overlong is None or overlong.max_tokens is not None or overlong.buffer_tokens is None:
+            return fitted
+        # A buffer that was given for the answers of a larger model.
+        buffer = min(overlong.buffer_tokens, fitted.answer_tokens)
+        return fitted.model_copy(update={"overlong": overlong.model_copy(update={"buffer_tokens": buffer})})
+
+    @property
+    def length_limits(self) -> LengthLimits:
+        """Limits of lengths, beyond which rollouts are cut off or left out."""
+        return LengthLimits(
+            mask_truncated=self.mask_truncated, max_tokens=self.answer_tokens, token_budget=self.token_budget
         )
 
     @property

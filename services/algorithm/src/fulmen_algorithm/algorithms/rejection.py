@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fulmen_algorithm.algorithms.monitors import LengthLimits, LengthMonitor, tell_unchanged
 from fulmen_algorithm.algorithms.policy_gradient import means
 from fulmen_algorithm.algorithms.sampling import SamplingSettings, sample_groups, supervised_rows, within
 from fulmen_algorithm.algorithms.validation import Validator
@@ -24,7 +25,7 @@ from fulmen_algorithm.runs.collapse import GROUPS, REWARD, SPREAD
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.progress import Consumed, Outcome
-from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
+from fulmen_algorithm.training.defaults import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepResult
 from fulmen_algorithm.training.strict import Strict
@@ -73,7 +74,7 @@ class RejectionSettings(SamplingSettings):
         keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit: an answer without its end is no example.
     """
 
     default_rate: ClassVar[RateBySize] = SUPERVISED
@@ -83,6 +84,13 @@ class RejectionSettings(SamplingSettings):
     epochs: int = Field(default=1, ge=1, le=100)
     minibatches: int = Field(default=1, ge=1, le=1000)
     mask_truncated: bool = True
+
+    @property
+    def length_limits(self) -> LengthLimits:
+        """Limits of lengths, beyond which rollouts are cut off or left out."""
+        return LengthLimits(
+            mask_truncated=self.mask_truncated, max_tokens=self.answer_tokens, token_budget=self.token_budget
+        )
 
     @property
     def optimizer_steps_per_step(self) -> int:
@@ -100,6 +108,7 @@ class Rejection:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end; see `Algorithm`."""
         settings, validator = self._settings, Validator(ctx, failure_reward=self._settings.failure_reward)
+        lengths = LengthMonitor(settings.length_limits, ctx.notify)
         with ctx.recorder.spending("start"):
             await ctx.policy.serve(settings.overrides)
         metrics: dict[str, float] = {}
@@ -114,23 +123,27 @@ class Rejection:
             if metrics:
                 await ctx.recorder.end_step(metrics)
             if step == settings.steps:
+                tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):
                 groups = await sample_groups(
                     ctx, count=settings.prompts_per_step, size=settings.group_size, seed=settings.seed
                 )
                 found = await ctx.rollouts.trajectories(groups)
-            kept = {group.group_id: self._kept(group, found, policy=ctx.run.policy.name) for group in groups}
+            policy = ctx.run.policy.name
+            kept = {group.group_id: self._kept(group, found, lengths, policy=policy) for group in groups}
             self._check(ctx, groups)
             rows = [row for members in kept.values() for rows in members.values() for row in rows]
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, rows)
-                ctx.recorder.commit([_consumed(group, kept[group.group_id]) for group in groups])
-            metrics = {**_metrics(groups, kept), **means(results), "step_seconds": time.monotonic() - began}
+                consumed = [_consumed(group, kept[group.group_id]) for group in groups]
+                ctx.recorder.commit(consumed, changed=any(result.taken for result in results))
+            metrics = {**_metrics(groups, kept), **lengths.end_step(ctx.progress.step), **means(results)}
+            metrics["step_seconds"] = time.monotonic() - began
             ctx.recorder.result(reward_mean=metrics["reward_mean"])
 
     def _kept(
-        self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], *, policy: str
+        self, group: FinishedGroup, found: Mapping[str, RolloutTrajectory], lengths: LengthMonitor, *, policy: str
     ) -> dict[str, list[Row]]:
         """Returns the rows of the imitated rollouts by name; equal answers of a group count once."""
         usable: list[tuple[FinishedRollout, float]] = []
@@ -142,6 +155,7 @@ class Rejection:
                 continue
             made = supervised_rows(rollout.name, trajectory, policy=policy)
             tokens = tuple(row.token_ids for row in made)
+            lengths.count(truncated=trajectory.truncated, longest_row=max(map(len, tokens), default=0))
             cut = self._settings.mask_truncated and trajectory.truncated
             # A rollout of which a part is too long is left out whole: half an answer is no example.
             if cut or not made or tokens in seen or len(within(made, self._settings.token_budget)) < len(made):

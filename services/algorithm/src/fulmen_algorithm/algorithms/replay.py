@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.monitors import tell_unchanged
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
@@ -82,8 +83,7 @@ class Replay:
                 # All of them: groups that are unusable in one epoch are unusable in every epoch.
                 max_groups=len(scored.groups),
                 max_staleness=None,
-                mask_truncated=settings.mask_truncated,
-                token_budget=settings.token_budget,
+                lengths=settings.length_limits,
             ),
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),
@@ -111,13 +111,14 @@ class Replay:
                 began = time.monotonic()
                 await ctx.recorder.end_step(metrics)
             if last:
+                tell_unchanged(ctx.progress, ctx.notify)
                 return
             source.begin_step(len(ctx.progress.consumed))
             with ctx.recorder.spending("generation_wait"):
                 batch = await batches.collect()
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
-                ctx.recorder.commit(batch.consumed)
+                ctx.recorder.commit(batch.consumed, changed=any(result.taken for result in results))
             # Versions of other runs have no place among this run's steps.
             trained = {key: value for key, value in means(results).items() if not key.startswith("staleness")}
             metrics = {**batch.metrics, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}

@@ -5,6 +5,8 @@ groups.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field
 
@@ -12,10 +14,15 @@ from fulmen_algorithm.rollouts.groups import FinishedGroup, Mode
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.algorithm import AlgorithmSettings, RolloutLimits, permutation
 from fulmen_algorithm.runs.context import RunContext
+from fulmen_algorithm.training.defaults import LARGE_TOKENS, ModelFacts
 from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
 from fulmen_algorithm.training.settings import StepSettings
+from fulmen_algorithm.training.strict import AUTO_BY_NAME
 
+T = TypeVar("T")
 GREEDY = 0
+FEW_TOKENS = 64
+"""An answer of fewer tokens is seldom what is asked of a large model."""
 RESHAPING = (
     "top_k",
     "min_p",
@@ -33,7 +40,8 @@ class SamplingSettings(AlgorithmSettings):
     Attributes:
         prompts_per_step: B, groups per training step.
         temperature: Sampling temperature of training rollouts.
-        max_tokens: Maximum length of the answer to one model call, in tokens.
+        max_tokens: Maximum length of the answer to one model call, in tokens; `"auto"` chooses it by the size of the
+            model: 64 up to 1 million parameters, 1024 from 500 million on, and at most half of its longest sequence.
         validate_every: Steps between validations, in addition to one at the start and one at the end.
         failure_reward: Reward of a failed rollout in a validation; choose at most the worst
             reward, so that failures do not raise the mean.
@@ -43,11 +51,50 @@ class SamplingSettings(AlgorithmSettings):
 
     prompts_per_step: int = Field(default=32, ge=1, le=4096)
     temperature: float = Field(default=1.0, gt=0, le=2)
-    max_tokens: int = Field(default=64, ge=1, le=1_048_576)
+    max_tokens: Annotated[int | None, AUTO_BY_NAME] = Field(default=None, ge=1, le=1_048_576)
     validate_every: int = Field(default=20, ge=1)
     failure_reward: float = 0.0
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
     rollout_attempts: int = Field(default=8, ge=1, le=100)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Maximum length of the answer to one model call; that of large models as long as the model is not known."""
+        return self.max_tokens or LARGE_TOKENS
+
+    def for_model(self, model: ModelFacts) -> Self:
+        """See `AlgorithmSettings`."""
+        tokens = self.max_tokens or model.answer_tokens
+        return super().for_model(model).model_copy(update={"max_tokens": tokens})
+
+    def choices(self, model: ModelFacts) -> Sequence[str]:
+        """See `AlgorithmSettings`."""
+        if self.max_tokens is not None:
+            return ()
+        halved = model.longest and model.answer_tokens == model.longest // 2
+        why = f"half of the {model.longest} tokens that the model knows" if halved else f"the default for {model}"
+        return (f"max_tokens is {model.answer_tokens}: {why}.",)
+
+    def doubts(self, model: ModelFacts) -> Sequence[str]:
+        """See `AlgorithmSettings`."""
+        tokens, found = self.max_tokens or model.answer_tokens, []
+        if model.longest and tokens >= model.longest:
+            found.append(
+                f"max_tokens is {tokens}: the model knows {model.longest} tokens, which leaves no room for a prompt."
+            )
+        if tokens >= self.token_budget:
+            found.append(
+                f"max_tokens is {tokens}, and token_budget {self.token_budget}: rollouts with longer rows are left out. Raise"
+                " token_budget."
+            )
+        if self.max_tokens is not None and tokens < FEW_TOKENS and model.is_large:
+            found.append(f"max_tokens is {tokens}: a model of {model} seldom answers so shortly, and longer answers are cut off.")
+        return found
+
+    @property
+    def samples(self) -> bool:
+        """See `AlgorithmSettings`."""
+        return True
 
     @property
     def rollout_limits(self) -> RolloutLimits:
@@ -59,7 +106,7 @@ class SamplingSettings(AlgorithmSettings):
         """Request fields by rollout mode: training samples, everything else is greedy; null leaves a field out."""
         # An engine may refuse a field that it does not know, whatever its value.
         common: dict[str, object] = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.answer_tokens,
             # The newer name of the same; an engine that is given both takes this one.
             "max_completion_tokens": None,
             **dict.fromkeys(RESHAPING),
@@ -157,6 +204,7 @@ def sequence_row(
     group: str = "",
     rewards: tuple[float, ...] = (),
     steps: tuple[int, ...] = (),
+    forced: tuple[bool, ...] = (),
 ) -> Row:
     """Builds the row of a sequence; see `Row` for the arguments.
 
@@ -168,7 +216,15 @@ def sequence_row(
         group: Group of the rollout; empty for none.
         rewards: Reward of each token, for a critic; empty without one.
         steps: Agent step of each token, for a critic; empty without one.
+        forced: True where a token was sampled, but does not train; empty for none.
     """
+    if any(forced):
+        trains = tuple(sampled and not no for sampled, no in zip(sequence.loss_mask, forced, strict=True))
+        sequence = replace(sequence, loss_mask=trains, logprobs=_where(trains, sequence.logprobs, 0.0), calls=())
+        advantages = _where(trains, advantages, 0.0)
+        versions = None if versions is None else _where(trains, versions, NO_VERSION)
+    else:
+        forced = ()
     return Row(
         rollout_id=name,
         token_ids=sequence.token_ids,
@@ -180,4 +236,9 @@ def sequence_row(
         role=sequence.role,
         rewards=rewards,
         steps=steps,
+        forced=forced,
     )
+
+
+def _where(trains: Sequence[bool], values: Sequence[T], otherwise: T) -> tuple[T, ...]:
+    return tuple(value if here else otherwise for here, value in zip(trains, values, strict=True))

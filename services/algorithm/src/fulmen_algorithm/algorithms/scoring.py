@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fulmen.agent import FINAL_DIMENSION, RewardKey
 from fulmen_algorithm.losses.advantage_settings import (
     OVERLONG,
+    UNWEIGHTED,
     GaeAdvantage,
     RolloutCredit,
     ScoringSettings,
@@ -36,9 +37,10 @@ class ScoredRollout:
     Attributes:
         name: `projects/{project}/rollouts/{uuid}`.
         group: Its group.
-        rewards: Final rewards by dimension, and the length penalty.
+        rewards: Final rewards by dimension.
         role_rewards: Final rewards of roles that have their own.
         sequences: Sequences that train.
+        overlong: Penalty for length, 0 or less.
         credits: Credit of each call of each sequence; empty if credit is by rollout.
         unit_rewards: Reward of each step of the rollout; empty if credit is by rollout.
         penalties: Penalty subtracted from the reward of each token of each sequence; may be empty.
@@ -49,6 +51,7 @@ class ScoredRollout:
     rewards: Mapping[str, float]
     role_rewards: Mapping[str, float]
     sequences: tuple[TokenSequence, ...]
+    overlong: float = 0.0
     credits: tuple[tuple[float, ...], ...] = ()
     unit_rewards: tuple[float, ...] = ()
     penalties: tuple[tuple[float, ...], ...] = ()
@@ -170,7 +173,7 @@ class Scorer:
         overlong, penalty = self._settings.overlong, 0.0
         if overlong is not None:
             penalty = overlong.reward(sum(sum(s.loss_mask) for s in trajectory.sequences if self.trains(s)))
-            found = replace(found, rewards={**found.rewards, OVERLONG: penalty})
+            found = replace(found, overlong=penalty)
         if self._by_step and trajectory.credit_of is not None:
             given, rule = self._credit_rule(rollout.all_rewards, penalty)
             credit = trajectory.credit_of(given, rule)
@@ -207,9 +210,10 @@ class Scorer:
     def metrics(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """Returns metrics of the batch: by dimension if rewards have weights, by role if there are several."""
         found: dict[str, float] = {}
-        names = set(self._settings.rewards.weights or ()) | ({OVERLONG} if self._settings.overlong else set())
-        for name in sorted(names):
+        for name in sorted(self._settings.rewards.weights or ()):
             found |= _mean(f"reward_{name}", (r.rewards[name] for r in rollouts if name in r.rewards))
+        if self._settings.overlong is not None:
+            found |= _mean(f"reward_{OVERLONG}", (r.overlong for r in rollouts))
         roles = sorted({s.role for r in rollouts for s in r.sequences})
         for role in roles if len(roles) > 1 or any(roles) else ():
             rows = [s for r in rollouts for s in r.sequences if s.role == role]
@@ -240,8 +244,7 @@ class Scorer:
                 if role in self._settings.roles.rewards:
                     if role not in rollout.role_rewards:
                         continue
-                    # Its weight is 1, whatever the common rewards weigh.
-                    rewards = {OVERLONG: rollout.role_rewards[role] + rollout.rewards.get(OVERLONG, 0.0)}
+                    rewards = {UNWEIGHTED: rollout.role_rewards[role]}
                 own = [s for s in rollout.sequences if s.role == role]
                 parts.append(self._part(index, rollout, own, (rollout.group, role), rewards))
         return parts
@@ -271,6 +274,7 @@ class Scorer:
                 key=f"{rollout.name} {group}",
                 group=group,
                 rewards=rewards,
+                overlong=rollout.overlong,
                 tokens=sum(len(s.positions) for s in segments),
                 steps=_steps(segments, rollout.unit_rewards) if self._by_step else (),
                 penalties=tuple(rollout.penalties[s.sequence][at] for s in segments for at in s.positions)

@@ -6,6 +6,7 @@ The loss on held-out data (`validation_demonstrations`) is measured before the f
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -18,7 +19,7 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, p
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.training.default_rates import SUPERVISED, RateBySize
+from fulmen_algorithm.training.defaults import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
 
@@ -142,7 +143,7 @@ class Sft:
             chosen |= {r.name: group.group_id for r in best}
             groups.append(replace(group, rollouts=tuple(best)))
         found = await ctx.rollouts.trajectories(groups)
-        rows, again = await asyncio.to_thread(self._imitable, ctx, chosen, found)
+        rows, again, left_out = await asyncio.to_thread(self._imitable, ctx, chosen, found)
         if not rows:
             minimum = self._settings.min_reward
             raise RunFailed(
@@ -150,25 +151,35 @@ class Sft:
             )
         if not ctx.progress.step:
             how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
+            how += "".join(f" {count} {reason}." for reason, count in left_out.items())
             ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")
         return rows
 
     def _imitable(
         self, ctx: RunContext, chosen: Mapping[str, str], found: Mapping[str, RolloutTrajectory]
-    ) -> tuple[list[Row], int]:
-        """Builds the rows of rollouts by group; also returns how many had to be tokenised again."""
+    ) -> tuple[list[Row], int, Mapping[str, int]]:
+        """Builds the rows of rollouts by group; also returns how many had to be tokenised again, and what is left out why."""
         rows, seen, again = list[Row](), set[tuple[str, tuple[int, ...]]](), 0
+        left_out, budget = Counter[str](), self._settings.token_budget
         for rollout, group_id in chosen.items():
             trajectory = found.get(rollout)
-            if trajectory is None or trajectory.unusable or trajectory.truncated:
+            if trajectory is None or trajectory.unusable:
+                continue
+            if trajectory.truncated:
+                left_out["rollouts are left out because an answer was cut off at its token limit"] += 1
                 continue
             own = _reads(ctx.policy.tokenizer, trajectory)
             again += not own
             made = supervised_rows(rollout, trajectory) if own else self._retold(ctx, rollout, trajectory)
-            fresh = [row for row in within(made, self._settings.token_budget) if (group_id, row.token_ids) not in seen]
+            short = within(made, budget)
+            if len(short) < len(made):
+                left_out[f"rows are left out because they are longer than token_budget = {budget}"] += len(made) - len(
+                    short
+                )
+            fresh = [row for row in short if (group_id, row.token_ids) not in seen]
             seen |= {(group_id, row.token_ids) for row in fresh}
             rows += fresh
-        return rows, again
+        return rows, again, left_out
 
     def _retold(self, ctx: RunContext, name: str, trajectory: RolloutTrajectory) -> list[Row]:
         try:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from fulmen_algorithm.algorithms.monitors import HELP
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, failed_one
 from fulmen_algorithm.runs.context import RunContext
@@ -101,8 +102,7 @@ class Validator:
             ctx.notify(
                 "warning",
                 f"The validation reward did not improve: {before:.4g} at the start, {accuracy:.4g} after"
-                f" {ctx.progress.step} steps. See docs/learning.md: is the base too good or too bad, do rewards within a"
-                " group differ, are answers cut off?",
+                f" {ctx.progress.step} steps. {HELP}",
             )
 
     def _total(self, rollout: FinishedRollout) -> float | None:

@@ -45,13 +45,11 @@ class DapoSettings(GrpoSettings):
         overlong: Penalty for length: L_max is `max_tokens`, and the penalty grows over its last fifth, as in the paper.
             It counts the tokens of a rollout; set its `max_tokens` if a rollout makes several calls. `"none"` for no
             penalty.
-        mask_truncated: Off, because truncated answers get the penalty.
     """
 
     advantage: AdvantageSettings = GroupAdvantage(std="group")
     aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = TokenMean()
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = Overlong()
-    mask_truncated: bool = False
 
 
 class GspoSettings(GrpoSettings):

@@ -20,6 +20,7 @@ from fulmen.trajectories import (
     assign_credit,
     attach,
     call_units,
+    is_constrained,
     read_rewards,
     trajectory,
     unit_rewards,
@@ -100,7 +101,9 @@ def _sequence(row: Row, units: Sequence[int]) -> TokenSequence:
         policy=row.policy,
         model=row.calls[0].call.model,
         calls=tuple(
-            TokenCall(start=before + each.start, end=before + each.end, unit=unit)
+            TokenCall(
+                start=before + each.start, end=before + each.end, unit=unit, constrained=is_constrained(each.call)
+            )
             for each, unit in zip(row.calls, units, strict=True)
         ),
     )

@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 
 OVERLONG = "overlong"
-"""Dimension of the penalty for length; no reward may have this name."""
+"""Name of the penalty for length in metrics and credit; no reward may have it."""
+UNWEIGHTED = ""
+"""Name of a reward whose weight is 1, whatever the dimensions weigh; no dimension has it."""
 OVERLONG_BUFFER = 5
 
 
@@ -95,6 +97,8 @@ class RewardSettings(Strict):
                 raise ValueError("weights must name at least one dimension")
             if OVERLONG in self.weights:
                 raise ValueError(f"{OVERLONG} is reserved for the length penalty")
+            if UNWEIGHTED in self.weights:
+                raise ValueError("a dimension has no name")
             if wrong := [name for name, weight in self.weights.items() if not math.isfinite(weight)]:
                 raise ValueError(f"the weight of {', '.join(wrong)} is not a finite number")
         elif self.normalise == "gdpo":

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fulmen_algorithm.losses.advantage_settings import (
-    OVERLONG,
+    UNWEIGHTED,
     GaeAdvantage,
     GroupAdvantage,
     MaxRlAdvantage,
@@ -63,6 +63,8 @@ class Sample:
         group: Key of the group of samples that are compared.
         rewards: Final rewards by dimension.
         tokens: N, number of tokens sampled by the policy.
+        overlong: Penalty for length, 0 or less, in the unit of the weighted reward. It is no dimension of the reward:
+            estimators that scale rewards add it to what they have scaled.
         steps: Steps in order, N tokens together; empty for credit by rollout.
         penalties: N numbers subtracted from the reward of each token, such as a KL penalty; empty for none.
     """
@@ -71,12 +73,13 @@ class Sample:
     group: Hashable
     rewards: Mapping[str, float]
     tokens: int
+    overlong: float = 0.0
     steps: tuple[Step, ...] = field(default=())
     penalties: tuple[float, ...] = field(default=())
 
     def earned(self, weights: Mapping[str, float] | None) -> float:
-        """Computes the weighted sum of the rewards; without weights, and for the length penalty, the weight is 1."""
-        return float(sum(value * _weight(weights, name) for name, value in self.rewards.items()))
+        """Computes the weighted sum of the rewards with the penalty for length; without weights, each weight is 1."""
+        return float(sum(value * _weight(weights, name) for name, value in self.rewards.items())) + self.overlong
 
     def total(self, weights: Mapping[str, float] | None) -> float:
         """Returns the reward minus the penalties of all tokens."""
@@ -216,9 +219,10 @@ def _by_sample(samples: Sequence[Sample], settings: ScoringSettings) -> Floats:
     """Computes one number for each sample."""
     weights, groups = settings.rewards.weights, [s.group for s in samples]
     rewards_S = np.array([s.total(weights) for s in samples], dtype=np.float64)
+    overlong_S = np.array([s.overlong for s in samples], dtype=np.float64)
     match settings.advantage:
         case GroupAdvantage() if settings.rewards.normalise == "gdpo":
-            return _gdpo(samples, weights or {}, groups)
+            return _gdpo(samples, weights or {}, groups) + centred(overlong_S, groups)
         case GroupAdvantage(std=std):
             return centred(rewards_S, groups, std=std)
         case RlooAdvantage():
@@ -226,7 +230,7 @@ def _by_sample(samples: Sequence[Sample], settings: ScoringSettings) -> Floats:
         case OpoAdvantage():
             return length_weighted(rewards_S, [s.tokens for s in samples], groups)
         case MaxRlAdvantage():
-            return relative(rewards_S, groups)
+            return relative(rewards_S - overlong_S, groups) + centred(overlong_S, groups)
         case ReinforcePpAdvantage() | GaeAdvantage():
             raise AssertionError("these are computed by token")
 
@@ -255,11 +259,9 @@ def _reinforce_pp(
     if advantage.baseline == "group":
         totals = np.array([s.earned(settings.rewards.weights) for s in samples], dtype=np.float64)
         samples = [
-            replace(s, rewards={"": float(value)})
+            replace(s, rewards={UNWEIGHTED: float(value)}, overlong=0.0)
             for s, value in zip(samples, centred(totals, [s.group for s in samples]), strict=True)
         ]
-        # The weights are in the totals already.
-        settings = settings.model_copy(update={"rewards": settings.rewards.model_copy(update={"weights": None})})
     returns = [discounted_sums(_token_rewards(s, settings), advantage.gamma) for s in samples]
     flat = whitened(np.concatenate(returns))
     return np.split(flat, np.cumsum([s.tokens for s in samples])[:-1])
@@ -312,7 +314,7 @@ def _scaled(centred_S: Floats, values_S: Floats, groups: Sequence[Hashable], std
 
 
 def _weight(weights: Mapping[str, float] | None, name: str) -> float:
-    return 1.0 if weights is None or name == OVERLONG else weights[name]
+    return 1.0 if weights is None or name == UNWEIGHTED else weights[name]
 
 
 def _members(groups: Sequence[Hashable]) -> list[list[int]]:
@@ -329,7 +331,11 @@ def _check(samples: Sequence[Sample]) -> None:
     if len({s.key for s in samples}) != len(samples):
         raise ValueError("Two samples have the same key.")
     for sample in samples:
-        numbers = [*sample.rewards.values(), *(x for step in sample.steps for x in (step.reward, step.credit))]
+        numbers = [
+            *sample.rewards.values(),
+            sample.overlong,
+            *(x for step in sample.steps for x in (step.reward, step.credit)),
+        ]
         if not np.all(np.isfinite(numbers)):
             raise ValueError(f"Sample {sample.key!r} has a reward that is not finite.")
         if sample.steps and sum(step.tokens for step in sample.steps) != sample.tokens:

@@ -107,6 +107,8 @@ class Policy:
         self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
+        self._present = 0
+        """Version that this object published or found last; 0 for none."""
         self.publish_metrics: dict[str, float] = {}
         self._versions = Versions(
             files=services.entry.files,
@@ -130,9 +132,9 @@ class Policy:
         return self._recorder.progress.policy_version
 
     def step_of(self, version: int) -> int | None:
-        """Returns the step of a version of this run; None for a version of another run."""
+        """Returns the last step whose weights a version of this run has; None for a version of another run."""
         record = self._versions.records.get(version)
-        return None if record is None else record.step
+        return None if record is None else record.last_step
 
     async def train(
         self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
@@ -191,7 +193,7 @@ class Policy:
         return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
 
     async def publish(self) -> int:
-        """Publishes the present weights if necessary, and swaps them in if the policy is served.
+        """Publishes the present weights if they are others than the newest version's, and swaps them in if it is served.
 
         Returns:
             The policy version.
@@ -200,10 +202,18 @@ class Policy:
             Interrupted: if the run was asked to stop; the next `publish` starts over.
         """
         self.publish_metrics = {}
-        if not self.version:
-            started, step = time.monotonic(), self._recorder.progress.step
-            last = step >= self._recorder.steps
+        step = self._recorder.progress.step
+        last = step >= self._recorder.steps
+        if self.version and (self._published_at(step) or self._versions.can_remain(self.version, last=last)):
+            self._remains(self.version, step)
+        else:
+            started = time.monotonic()
             saved = await self._versions.write(step, whole=last)
+            if self._equals_present(saved) and self._versions.can_remain(self._present, last=last):
+                # Optimiser steps so small that they are lost in the number format of the weights.
+                self._remains(self._present, step)
+                await self._prune(Path(self._entry.run.model_path))
+                return self.version
             published, saved = await self._control.unless_stopped(self._announce(saved, step))
             self.publish_metrics = {
                 "publish_bytes": float(saved.size_bytes),
@@ -215,12 +225,26 @@ class Policy:
                 with self._versions.publishing(published.version):
                     await self._swap(published)
             self._recorder.published(published.version)
+            self._present = published.version
             self._versions.served(published.version)
             model = saved.merged or saved.path
             self._entry.update(policy_version=published.name, model_path=str(model))
             await self._prune(model)
             self.publish_metrics["publish_seconds"] = time.monotonic() - started
         return self.version
+
+    def _published_at(self, step: int) -> bool:
+        return self._versions.records[self.version].step == step
+
+    def _equals_present(self, saved: SavedModel) -> bool:
+        record = self._versions.records.get(self._present)
+        return record is not None and bool(saved.sha256) and record.sha256 == saved.sha256
+
+    def _remains(self, version: int, step: int) -> None:
+        """Records that a version has the weights of the present step too."""
+        self._versions.unchanged(version, step)
+        self._recorder.published(version)
+        self._present = version
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
         """Serves the present weights; `overrides` are request fields by rollout mode."""
@@ -356,7 +380,9 @@ class Policy:
         version = progress.parent_version
         if not version:
             # The run was rolled back to its first checkpoint, which precedes its first version.
-            version = min((v for v in self._versions.records if self.step_of(v) == progress.step), default=0)
+            version = min(
+                (v for v, record in self._versions.records.items() if record.step == progress.step), default=0
+            )
         return self._versions.records[version].name if version else ""
 
     async def _prune(self, model: Path) -> None:

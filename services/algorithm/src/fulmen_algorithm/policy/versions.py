@@ -28,6 +28,7 @@ class VersionRecord:
         version: Its number.
         name: `resources/policy.{policy}/versions/{n}`.
         step: Training step of the run after which the weights were written.
+        last_step: Last training step whose weights these are; later than `step` if steps in between changed none.
         path: Folder with the weights.
         kind: Content of the folder.
         sha256: Of the weights in the served dtype; empty in records of earlier releases.
@@ -43,6 +44,7 @@ class VersionRecord:
     sha256: str = ""
     base: int = 0
     adapters: tuple[str, ...] = ()
+    last_step: int = 0
 
     @classmethod
     def read(cls, record: Mapping[str, object], files: RunFiles) -> "VersionRecord":
@@ -57,6 +59,7 @@ class VersionRecord:
             sha256=str(record.get("sha256", "")),
             base=int(str(record.get("base", 0))),
             adapters=tuple(map(str, names)) if isinstance(names, Sequence) else (),
+            last_step=int(str(record.get("last_step", record["step"]))),
         )
 
     def line(self, files: RunFiles) -> dict[str, object]:
@@ -65,6 +68,8 @@ class VersionRecord:
         line |= {"path": files.place_of(self.path), "kind": self.kind.value, "sha256": self.sha256}
         if self.base:
             line["base"] = self.base
+        if self.last_step > self.step:
+            line["last_step"] = self.last_step
         return line | ({"adapters": list(self.adapters)} if self.adapters else {})
 
 
@@ -106,7 +111,7 @@ class Versions:
         if delta is not None and base is not None and len(self.chain(base.version)) >= delta.full_every:
             base = None
         order = WeightsOrder(
-            dtype=self._weights.dtype,
+            dtype=self._weights.number_format,
             base_sha256=base.sha256 if base is not None else "",
             dense_above=delta.dense_above if delta is not None else 1.0,
             keep=delta is not None,
@@ -115,6 +120,14 @@ class Versions:
         if self._lora is not None and whole and not self._lora.roles:
             return replace(saved, merged=await self._merged(step))
         return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
+
+    def can_remain(self, version: int, *, last: bool) -> bool:
+        """Returns whether a version can stay the newest; the last one of a run must be complete, or have merged weights."""
+        record = self.records.get(version)
+        if record is None or not last:
+            return record is not None
+        merges = self._lora is not None and not self._lora.roles
+        return record.kind is not WeightsKind.DELTA and not merges
 
     async def again(self, version: int) -> SavedModel:
         """Returns the complete weights of an older version; adapters also merged.
@@ -142,7 +155,7 @@ class Versions:
 
     async def _merged(self, step: int, *, adapters: Path | None = None) -> Path:
         """Writes a complete folder with the adapter of a folder merged; of the present one if None."""
-        order = WeightsOrder(dtype=self._weights.dtype, merged=True, adapters=str(adapters or ""))
+        order = WeightsOrder(dtype=self._weights.number_format, merged=True, adapters=str(adapters or ""))
         return (await self._files.save_model(partial(self._trainer.write_weights, order=order), step)).path
 
     def describe(self, saved: SavedModel) -> dict[str, object]:
@@ -151,7 +164,7 @@ class Versions:
             "kind": saved.kind.value,
             "path": self._files.place_of(saved.path),
             "sha256": saved.sha256,
-            "dtype": self._weights.dtype,
+            "dtype": self._weights.number_format,
             "size_bytes": saved.size_bytes,
         }
         if saved.base:
@@ -182,10 +195,19 @@ class Versions:
             sha256=saved.sha256,
             base=saved.base,
             adapters=saved.adapters,
+            last_step=step,
         )
-        self._files.append_version(record.line(self._files))
-        self.records[version] = record
+        self._record(record)
         return self.published(version)
+
+    def unchanged(self, version: int, step: int) -> None:
+        """Records that a version has the weights of a later step too."""
+        if self.records[version].last_step < step:
+            self._record(replace(self.records[version], last_step=step))
+
+    def _record(self, record: VersionRecord) -> None:
+        self._files.append_version(record.line(self._files))
+        self.records[record.version] = record
 
     @contextmanager
     def publishing(self, version: int) -> Iterator[None]:

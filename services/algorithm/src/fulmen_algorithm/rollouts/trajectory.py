@@ -15,11 +15,13 @@ class TokenCall:
         start: Position of its first sampled token in `token_ids`.
         end: One past its last sampled token.
         unit: Index of its agent step, from 0, over all sequences of the rollout.
+        constrained: Whether the request restricted what could be sampled, such as by `response_format`.
     """
 
     start: int
     end: int
     unit: int
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,20 @@ class TokenSequence:
     policy: str = ""
     model: str = ""
     calls: tuple[TokenCall, ...] = ()
+
+    @property
+    def forced(self) -> tuple[bool, ...]:
+        """True where a constraint left one token to choose from; empty if no call is constrained.
+
+        The engine's log-probability is that of the constrained distribution, and so exactly 0 there.
+        """
+        constrained = [range(call.start, call.end) for call in self.calls if call.constrained]
+        if not constrained:
+            return ()
+        found = [False] * len(self.token_ids)
+        for position in (position for call in constrained for position in call):
+            found[position] = self.loss_mask[position] and self.logprobs[position] == 0.0
+        return tuple(found)
 
 
 Conversation = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]

@@ -15,7 +15,7 @@ from fulmen_algorithm.policy.engine_settings import EmbeddedEngine, EngineSettin
 from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
-from fulmen_algorithm.training.default_rates import REINFORCEMENT, RateBySize
+from fulmen_algorithm.training.defaults import REINFORCEMENT, ModelFacts, RateBySize
 from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
@@ -83,7 +83,7 @@ class AlgorithmSettings(RunSettings):
     """Settings of an algorithm that trains weights.
 
     Attributes:
-        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
+        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.defaults`).
         optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
         weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
@@ -164,6 +164,26 @@ class AlgorithmSettings(RunSettings):
         if self.learning_rate is not None:
             return self.learning_rate
         return self.default_rate.of(parameters, adapters=self.lora is not None)
+
+    def for_model(self, model: ModelFacts) -> Self:
+        """Returns the settings with everything chosen that depends on the model."""
+        weights = self.weights
+        if isinstance(weights, FullWeights) and weights.dtype is None:
+            weights = weights.model_copy(update={"dtype": model.published_as})
+        return self.model_copy(update={"learning_rate": self.rate_for(model.parameters), "weights": weights})
+
+    def choices(self, model: ModelFacts) -> Sequence[str]:
+        """Returns a sentence for each setting of the algorithm itself that `for_model` chooses."""
+        return ()
+
+    def doubts(self, model: ModelFacts) -> Sequence[str]:
+        """Returns a sentence for each setting of the algorithm itself that seldom works with such a model."""
+        return ()
+
+    @property
+    def samples(self) -> bool:
+        """Whether rollouts are sampled from the policy."""
+        return False
 
     @property
     def cluster(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fulmen_algorithm.policy.policy import Policy
 from fulmen_algorithm.policy.served_version import ServedVersion
@@ -13,6 +14,9 @@ from fulmen_algorithm.runs.ports import ChatModels, Content, Notify, ResourceSto
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.recorder import Recorder
 from fulmen_algorithm.runs.run import TrainingRun
+
+OnNoSignal = Literal["stop", "notice"]
+"""Reaction to a run in which rewards never differ within a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,7 @@ class RunContext:
         recorder: Progress, checkpoints, metrics, time.
         control: Stop requests; every wait for something else goes through `control.unless_stopped`.
         notify: Appends a notice to the run's events.
+        on_no_signal: The operator's default of the setting `on_no_signal`: `stop` or `notice`.
     """
 
     run: TrainingRun
@@ -65,6 +70,7 @@ class RunContext:
     recorder: Recorder
     control: RunControl
     notify: Notify
+    on_no_signal: OnNoSignal = "notice"
 
     @property
     def policy(self) -> Policy:

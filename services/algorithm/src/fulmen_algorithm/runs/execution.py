@@ -20,8 +20,9 @@ from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
 from fulmen_algorithm.runs.collapse import NoCollapse
-from fulmen_algorithm.runs.context import RunContext, RunInputs
+from fulmen_algorithm.runs.context import OnNoSignal, RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
+from fulmen_algorithm.runs.creation.model_defaults import chosen, doubts, model_facts
 from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
@@ -124,6 +125,8 @@ class RunExecutor:
     model_roots: ModelRoots = ANY_FOLDER
     models: BaseModels | None = None
     """Models that runs may begin with."""
+    on_no_signal: OnNoSignal = "notice"
+    """What runs do by default whose rewards never differ within a group."""
 
     async def execute(self, entry: Entry, control: RunControl) -> None:
         """Runs or resumes a run to its end, reopening a lost trainer; see `worker.Executor`."""
@@ -181,6 +184,8 @@ class RunExecutor:
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
         model, base = await self._model_to_train(execution, start, trains=algorithm.trains)
         if model is not None:
+            settings = await control.unless_stopped(asyncio.to_thread(self._fitted, entry, settings, model))
+            execution = replace(execution, settings=settings)
             notify("info", "Starting the trainer and loading the model.")
         trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
@@ -281,17 +286,24 @@ class RunExecutor:
             recorder=recorder,
             control=control,
             notify=entry.events.notify,
+            on_no_signal=self.on_no_signal,
         )
+
+    def _fitted(self, entry: Entry, settings: AlgorithmSettings, model: Path) -> AlgorithmSettings:
+        """Returns the settings with all that depends on the model; tells what was chosen and what is doubtful. Blocks."""
+        facts = model_facts(model, int(entry.run.provenance.get(PARAMETERS, "0")))
+        if not entry.run.step:
+            for text in chosen(settings, facts):
+                entry.events.notify("info", text)
+            for text in doubts(settings, facts, device=self.machine.get("device", "cpu")):
+                entry.events.notify("warning", text)
+        return settings.for_model(facts)
 
     async def _open_trainer(self, model: Path, execution: _Execution) -> Trainer:
         entry, settings = execution.entry, execution.settings
         reference = await self._kept_reference(entry, model) if settings.uses_reference else None
-        parameters = int(entry.run.provenance.get(PARAMETERS, "0"))
-        rate = settings.rate_for(parameters)
-        if settings.learning_rate is None and not entry.run.step:
-            entry.events.notify("info", f"learning_rate is {rate:g}: the default for {_size(parameters)}.")
         optimizer = OptimizerSettings(
-            learning_rate=rate,
+            learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
             rule=settings.optimizer,
             schedule=Schedule(settings.schedule),
@@ -370,8 +382,3 @@ class RunExecutor:
             resources=resources, roots=self.model_roots, models=self.models, notify=execution.entry.events.notify
         )
         return await first_weights(policy, files=files, sources=sources)
-
-
-def _size(parameters: int) -> str:
-    """Describes the size of a model in a message."""
-    return f"{parameters / 1e6:.3g} M parameters" if parameters else "a model of unknown size"

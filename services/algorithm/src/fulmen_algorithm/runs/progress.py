@@ -85,6 +85,7 @@ class Progress:
         cursor: Feed position after the last consumed group; empty at the beginning.
         consumed: Indices of the consumed groups.
         dropped: Number of consumed groups that were dropped.
+        unchanged: Number of steps that changed no weights.
         consumed_bytes: Size of `consumed.jsonl`.
         branch: Number of rollbacks so far.
         parent_version: Version of the weights in the same checkpoint, or the version they were trained from; 0 if none.
@@ -103,6 +104,7 @@ class Progress:
     cursor: str = ""
     consumed: IndexSet = field(default_factory=IndexSet)
     dropped: int = 0
+    unchanged: int = 0
     consumed_bytes: int = 0
     branch: int = 0
     parent_version: int = 0
@@ -117,8 +119,10 @@ class Progress:
     memory: Mapping[str, Any] = field(default_factory=dict)
 
 
-def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int) -> Progress:
-    """Returns the progress after a step that consumed groups, in feed order; its weights are not published yet.
+def committed(
+    progress: Progress, *, step: int, consumed: Sequence[Consumed], consumed_bytes: int, changed: bool = True
+) -> Progress:
+    """Returns the progress after a step that consumed groups, in feed order; weights that it changed are not published yet.
 
     Raises:
         ValueError: if a group was already consumed.
@@ -133,7 +137,8 @@ def committed(progress: Progress, *, step: int, consumed: Sequence[Consumed], co
         consumed=progress.consumed.with_all(indices),
         dropped=progress.dropped + sum(c.outcome.dropped for c in consumed),
         consumed_bytes=consumed_bytes,
-        policy_version=0,
+        unchanged=progress.unchanged + (not changed),
+        policy_version=0 if changed else progress.policy_version,
     )
 
 

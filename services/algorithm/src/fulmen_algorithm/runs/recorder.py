@@ -46,7 +46,7 @@ CheckOwned = Callable[[], Awaitable[None]]
 STEPS_LISTED = 100
 REMEDY = (
     "Put the run back with `fulmen run rollback`, or start again with a lower learning_rate or with"
-    ' collapse = { kind = "rollback" }.'
+    ' collapse = { kind = "rollback" }. See docs/learning.md, What to look at when a run does not learn.'
 )
 
 
@@ -176,8 +176,13 @@ class Recorder:
             markdown=_discarded_table(discarded),
         )
 
-    def commit(self, consumed: Sequence[Consumed] = ()) -> None:
-        """Commits a training step; call it right after the weights have changed, without an await in between."""
+    def commit(self, consumed: Sequence[Consumed] = (), *, changed: bool = True) -> None:
+        """Commits a training step; call it right after the weights have changed, without an await in between.
+
+        Args:
+            consumed: Groups that the step consumed, in feed order.
+            changed: Whether an optimiser step was taken; if not, the published version remains that of the weights.
+        """
         step = self.progress.step + 1
         size = self.progress.consumed_bytes
         if consumed:
@@ -185,7 +190,7 @@ class Recorder:
         self._rewards = distribution(
             r.reward for c in consumed for r in c.group.rollouts if r.succeeded and r.reward is not None
         )
-        self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size)
+        self.progress = committed(self.progress, step=step, consumed=consumed, consumed_bytes=size, changed=changed)
 
     def published(self, version: int) -> None:
         """Records the version of the present weights."""

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
-from fulmen_algorithm.training.default_rates import CRITIC_RATE
+from fulmen_algorithm.training.defaults import CRITIC_RATE
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.packing import MicroBatch, micro_batch
 from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of

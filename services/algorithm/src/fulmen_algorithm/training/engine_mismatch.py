@@ -15,7 +15,12 @@ LARGEST_EXPONENT = 80.0
 
 
 def is_fresh(row: Row, *, current_version: int) -> bool:
-    """Returns whether the present version sampled every sampled token of a row."""
+    """Returns whether the present version sampled every sampled token of a row, and from its own distribution.
+
+    Of a constrained call the engine reports the log-probabilities of the constrained distribution.
+    """
+    if any(row.forced):
+        return False
     pairs = zip(row.loss_mask, row.policy_versions, strict=True)
     return row.trained_tokens > 0 and all(version == current_version for sampled, version in pairs if sampled)
 

@@ -7,6 +7,7 @@ predicts it.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Row:
         rewards: T rewards, for a critic that computes the advantages; 0.0 where the mask is false. Empty without one.
         steps: T numbers that order the tokens of a rollout over its rows: the agent step in which each was sampled.
             Empty if rows follow each other.
+        forced: T flags; true where a token was sampled that a constraint left no alternative to, so that it does not
+            train. Empty for none.
     """
 
     rollout_id: str
@@ -52,6 +55,7 @@ class Row:
     role: str = ""
     rewards: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
+    forced: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks the invariant.
@@ -68,6 +72,8 @@ class Row:
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {length} tokens.")
         if len(self.rewards) not in (0, length) or len(self.steps) not in (0, length):
             raise ValueError(f"rewards and steps need one entry per token ({length}).")
+        if len(self.forced) not in (0, length) or any(map(and_, self.forced, self.loss_mask)):
+            raise ValueError("forced needs one entry per token, and no forced token trains.")
         if self.loss_mask[0]:
             raise ValueError("The first token of a row has no prediction and cannot train.")
         if not all(map(math.isfinite, (*self.old_logprobs, *self.advantages, *self.rewards))):
@@ -82,11 +88,10 @@ class Row:
 
 
 def calls_per_rollout(rows: Sequence[Row]) -> float:
-    """Returns the mean number of model calls of the rollouts of some rows: of their stretches of trained tokens."""
+    """Returns the mean number of model calls of the rollouts of some rows: of their stretches of sampled tokens."""
+    masks = [tuple(map(or_, row.loss_mask, row.forced)) if row.forced else row.loss_mask for row in rows]
     stretches = sum(
-        trains and not before
-        for row in rows
-        for before, trains in zip((False, *row.loss_mask), row.loss_mask, strict=False)
+        sampled and not before for mask in masks for before, sampled in zip((False, *mask), mask, strict=False)
     )
     return stretches / max(len({row.rollout_id for row in rows}), 1)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from fulmen_algorithm.losses.objectives import Objective
-from fulmen_algorithm.training.strict import Strict
+from fulmen_algorithm.training.strict import AUTO_BY_NAME, Strict
 
 
 class PackingMode(StrEnum):
@@ -160,6 +160,11 @@ class StepResult:
     events: tuple[str, ...] = ()
 
     @property
+    def taken(self) -> bool:
+        """Whether the step was taken, and so the weights were changed."""
+        return not (self.skipped or self.exploded)
+
+    @property
     def exchange_s(self) -> float:
         """Duration of the exchange in seconds, without the wait for slower ranks."""
         return sum(self.exchange.get(f"exchange_{part}_seconds", 0.0) for part in ("encode", "transfer", "decode"))
@@ -181,15 +186,24 @@ class WeightsKind(StrEnum):
     LORA = "lora"
 
 
+NumberFormat = Literal["float32", "bfloat16"]
+
+
 class FullWeights(Strict):
     """Each version is a complete model folder.
 
     Attributes:
-        dtype: Number format of the published weights; training keeps its own.
+        dtype: Number format of the published weights; training keeps its own. `"auto"` is bfloat16 from 100 million
+            parameters on, and float32 below.
     """
 
     kind: Literal["full"] = "full"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Annotated[NumberFormat | None, AUTO_BY_NAME] = None
+
+    @property
+    def number_format(self) -> NumberFormat:
+        """The number format; float32 as long as the model is not known."""
+        return self.dtype or "float32"
 
 
 class DeltaWeights(Strict):
@@ -203,9 +217,14 @@ class DeltaWeights(Strict):
     """
 
     kind: Literal["delta"] = "delta"
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: NumberFormat = "bfloat16"
     full_every: int = Field(default=20, ge=1, le=1000)
     dense_above: float = Field(default=0.5, gt=0, le=1)
+
+    @property
+    def number_format(self) -> NumberFormat:
+        """The number format."""
+        return self.dtype
 
 
 WeightsSettings = Annotated[FullWeights | DeltaWeights, Field(discriminator="kind")]
