@@ -15,6 +15,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
@@ -111,6 +112,7 @@ class Grpo:
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
             metrics = {**batch.metrics, **means(results)}
+            metrics |= adapt_bonus(ctx, settings.entropy, metrics)
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)
             ctx.recorder.result(reward_mean=metrics["reward_mean"])

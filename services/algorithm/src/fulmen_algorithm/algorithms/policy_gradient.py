@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fulmen_algorithm.algorithms.options.entropy_control import present_bonus
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
 from fulmen_algorithm.losses.advantage_settings import (
@@ -23,6 +24,7 @@ from fulmen_algorithm.losses.advantage_settings import (
     ScoringSettings,
     check_scoring,
 )
+from fulmen_algorithm.losses.entropy_settings import EntropyBonus, EntropySettings, NoEntropyBonus
 from fulmen_algorithm.losses.objectives import (
     Aggregation,
     ClipLoss,
@@ -62,10 +64,13 @@ class PolicyGradientSettings(SamplingSettings):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
+            `importance`.
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
+            adapts it.
         aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
             `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
             if they make several model calls, so that long failures do not count more than short successes, else
@@ -88,6 +93,7 @@ class PolicyGradientSettings(SamplingSettings):
     loss: Loss = ClipLoss()
     correction: Correction = TokenCorrection()
     kl: Kl = NoKl()
+    entropy: EntropySettings = NoEntropyBonus()
     aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = None
     proximal: Proximal = Proximal.RECOMPUTED
     advantage: AdvantageSettings = GroupAdvantage()
@@ -140,6 +146,7 @@ class PolicyGradientSettings(SamplingSettings):
             kl=self.kl,
             aggregation=aggregation,
             proximal=self.proximal,
+            entropy_coefficient=self.entropy.coefficient if isinstance(self.entropy, EntropyBonus) else 0.0,
         )
 
     @property
@@ -176,9 +183,13 @@ class PolicyGradientSettings(SamplingSettings):
         return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
 
     def fitted(self, ctx: RunContext, rows: Sequence[Row]) -> Self:
-        """Returns the settings that fit the agent, of which the first rows tell; the run keeps to what was chosen."""
+        """Returns the settings of the present step: those that fit the agent, of which the first rows tell, and the bonus.
+
+        The run keeps to what the first rows chose.
+        """
+        settings = self.model_copy(update={"entropy": present_bonus(ctx, self.entropy)})
         if self.aggregation is not None or not rows:
-            return self
+            return settings
         multi_turn = ctx.progress.memory.get(MULTI_TURN)
         if multi_turn is None:
             calls = calls_per_rollout(rows)
@@ -186,7 +197,7 @@ class PolicyGradientSettings(SamplingSettings):
             ctx.recorder.remember(**{MULTI_TURN: multi_turn})
             chosen = "per_rollout_mean" if multi_turn else "token_mean"
             ctx.notify("info", f"aggregation is {chosen}: a rollout makes {calls:.1f} model calls on average.")
-        return self.model_copy(update={"aggregation": PerRolloutMean() if multi_turn else TokenMean()})
+        return settings.model_copy(update={"aggregation": PerRolloutMean() if multi_turn else TokenMean()})
 
     def shuffling_seed(self, step: int) -> int:
         """Returns the seed of a step's minibatches."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
@@ -120,6 +121,7 @@ class Replay:
                 ctx.recorder.commit(batch.consumed)
             # Versions of other runs have no place among this run's steps.
             trained = {key: value for key, value in means(results).items() if not key.startswith("staleness")}
+            trained |= adapt_bonus(ctx, settings.entropy, trained)
             metrics = {**batch.metrics, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}
             ctx.recorder.result(reward_mean=metrics["reward_mean"])
 
