@@ -64,6 +64,8 @@ class World:
     asking_most: int = 0
     """Questions that were under way at a time, at most."""
     answer: Callable[[ChatRequest], str] = lambda _: ""
+    score: Callable[[str, Sequence[int]], list[float]] = lambda _, ids: [0.0] * len(ids)
+    """Log-probabilities of tokens under a model that a run asks for them."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     in_order: bool = False
     sampled_early: bool = False
@@ -102,7 +104,8 @@ class World:
         """Ends a group that is pending, any of them."""
         group_id = self.pending.pop(0 if self.in_order else self.chance.randrange(len(self.pending)))
         spec = self.groups[group_id]
-        rollouts = tuple(self._rollout(f"projects/default/rollouts/{group_id}.{n}") for n in range(spec.size))
+        names = [f"projects/default/rollouts/{group_id}.{n}" for n in range(spec.size)]
+        rollouts = tuple(replace(self._rollout(name), task=spec.task) for name in names)
         self.feed.append(FinishedGroup(group_id=group_id, rollouts=rollouts, cursor=str(len(self.feed) + 1)))
 
     def _rollout(self, name: str) -> FinishedRollout:
@@ -278,6 +281,11 @@ class ModelChat:
         world.asking -= 1
         await world.crashes.after()
         return ChatAnswer(text=world.answer(request), prompt_tokens=10, completion_tokens=5)
+
+    async def score(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        """Scores tokens as the world says."""
+        await self._world.crashes.before()
+        return self._world.score(model, token_ids)
 
 
 class ModelServing:

@@ -83,6 +83,7 @@ class Grpo:
             scoring=settings.scoring,
             policy=ctx.run.policy.name,
             penalty=settings.reference_penalty(ctx),
+            teacher=settings.teacher_for(ctx),
         )
         with ctx.recorder.spending("start"):
             await ctx.policy.serve(settings.overrides)

@@ -8,6 +8,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.options.entropy_control import present_bonus
+from fulmen_algorithm.algorithms.options.teacher import Teacher, teacher_of
+from fulmen_algorithm.algorithms.options.teacher_settings import (
+    NoTeacher,
+    SelfTeacher,
+    TeacherSettings,
+    teacher_conflict,
+)
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
 from fulmen_algorithm.losses.advantage_settings import (
@@ -77,7 +84,10 @@ class PolicyGradientSettings(SamplingSettings):
             `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
+            `none` with a teacher.
+        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
+            behind the LLM proxy, or `self`, the policy's own weights with a hint.
         rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
             rollouts are penalised only if `mask_truncated` is off.
@@ -97,6 +107,7 @@ class PolicyGradientSettings(SamplingSettings):
     aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = None
     proximal: Proximal = Proximal.RECOMPUTED
     advantage: AdvantageSettings = GroupAdvantage()
+    teacher: TeacherSettings = NoTeacher()
     critic: CriticSettings = CriticSettings()
     rewards: RewardSettings = RewardSettings()
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = None
@@ -115,6 +126,8 @@ class PolicyGradientSettings(SamplingSettings):
             raise ValueError(f"roles.train: lora.roles has no adapter for {', '.join(sorted(alone))}")
         if problem := penalty_conflict(self.kl, self.scoring):
             raise ValueError(problem)
+        if problem := teacher_conflict(self.teacher, self.scoring, self.temperature):
+            raise ValueError(problem)
         return self
 
     @property
@@ -125,7 +138,8 @@ class PolicyGradientSettings(SamplingSettings):
     @property
     def uses_reference(self) -> bool:
         """Whether a reference policy is needed."""
-        return not isinstance(self.kl, NoKl)
+        hinted = isinstance(self.teacher, SelfTeacher) and self.teacher.weights == "initial"
+        return hinted or not isinstance(self.kl, NoKl)
 
     @property
     def critic_plan(self) -> CriticPlan | None:
@@ -181,6 +195,10 @@ class PolicyGradientSettings(SamplingSettings):
         if not isinstance(self.kl, RewardKl):
             return None
         return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
+
+    def teacher_for(self, ctx: RunContext) -> Teacher | None:
+        """Teacher that adds to the advantages; None for none."""
+        return teacher_of(ctx, self.teacher, self.step_settings)
 
     def fitted(self, ctx: RunContext, rows: Sequence[Row]) -> Self:
         """Returns the settings of the present step: those that fit the agent, of which the first rows tell, and the bonus.

@@ -8,6 +8,9 @@ their remaining weight.
 
 import time
 from collections.abc import Sequence
+from typing import Self
+
+from pydantic import model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
@@ -64,6 +67,12 @@ class ReplaySettings(PolicyGradientSettings):
 
     collapse: CollapseSettings = NoCollapse()
 
+    @model_validator(mode="after")
+    def _tasks_are_not_stored(self) -> Self:
+        if self.teacher.kind == "self":
+            raise ValueError("teacher: kind self needs the tasks of rollouts, which scores do not have")
+        return self
+
 
 class Replay:
     """Trains on stored groups for several epochs."""
@@ -88,6 +97,7 @@ class Replay:
             ),
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),
+            teacher=settings.teacher_for(ctx),
         )
         validates = bool(ctx.inputs.validation_tasks)
         validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
