@@ -27,7 +27,7 @@ async def test_a_policy_is_distilled_from_a_served_one(short_tmp_path, repositor
         name = await create_run(client, "student", inputs, DISTILL, policy=STUDENT, algorithm="distill")
         second = Watcher(stack, client, name)
         assert (await second.end()).state == pb.TRAINING_RUN_STATE_SUCCEEDED, second.story()
-        steps = [dict(event.step.metrics) for event in second.events if event.HasField("step") and event.step.step]
+        steps = [dict(event.step.values) for event in second.events if event.HasField("step") and event.step.step]
         assert [step["teacher_rows"] for step in steps] == [step["rows"] for step in steps] == [8.0] * 3
         # The same builder made both, and the teacher has taken one step.
         assert all(abs(step["teacher_reverse_kl"]) < 1.0 for step in steps)

@@ -15,9 +15,10 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
+from fulmen_algorithm.algorithms.options.curriculum import TaskOrder
+from fulmen_algorithm.algorithms.options.curriculum_settings import CurriculumSettings, NoCurriculum
 from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
-from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
@@ -42,12 +43,28 @@ class GrpoSettings(PolicyGradientSettings):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
+            those that are nearly solved more often.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
     max_staleness: int = Field(default=4, ge=0, le=1000)
     refill_limit: float = Field(default=1.0, ge=0, le=100)
     engine_mismatch: MismatchSettings = MismatchSettings()
+    curriculum: CurriculumSettings = NoCurriculum()
+
+    @property
+    def earlier_runs(self) -> dict[str, str]:
+        """See `RunSettings`."""
+        return {"curriculum.run": self.curriculum.run} if self.curriculum.kind == "difficulty" else {}
+
+    @model_validator(mode="after")
+    def _rewards_of_a_curriculum_do_not_collapse(self) -> Self:
+        if self.curriculum.kind != "none" and self.collapse.kind == "rollback":
+            raise ValueError(
+                "collapse: kind rollback goes by the mean reward, which falls with a curriculum that skips solved tasks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
@@ -85,7 +102,9 @@ class Grpo:
             penalty=settings.reference_penalty(ctx),
             teacher=settings.teacher_for(ctx),
         )
+        order = TaskOrder(ctx, settings.curriculum, seed=settings.seed, reward_of=Scorer(settings.scoring).total)
         with ctx.recorder.spending("start"):
+            await order.begin()
             await ctx.policy.serve(settings.overrides)
         metrics: dict[str, float] = {}
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
@@ -96,7 +115,7 @@ class Grpo:
                     await ctx.policy.publish()
                     metrics |= ctx.policy.publish_metrics
             with ctx.recorder.spending("submit"):
-                await self._admit(ctx)
+                await self._admit(ctx, order)
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
@@ -108,11 +127,14 @@ class Grpo:
             if step == settings.steps:
                 return
             with ctx.recorder.spending("generation_wait"):
-                batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.settled))
+                batch = await batches.collect(
+                    refill=lambda: self._admit(ctx, order, seen=batches.seen, kept=batches.settled)
+                )
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
             metrics = {**batch.metrics, **means(results)}
+            metrics |= order.learn(consumed.group for consumed in batch.consumed)
             metrics |= adapt_bonus(ctx, settings.entropy, metrics)
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)
@@ -128,11 +150,12 @@ class Grpo:
             current_version=step,
         )
 
-    async def _admit(self, ctx: RunContext, *, seen: int = 0, kept: int = 0) -> None:
+    async def _admit(self, ctx: RunContext, order: TaskOrder, *, seen: int = 0, kept: int = 0) -> None:
         """Submits as many groups as the admission rule allows.
 
         Args:
             ctx: The run.
+            order: Order of its tasks.
             seen: Groups consumed in the step being collected.
             kept: Those of them that need no refill.
         """
@@ -146,7 +169,7 @@ class Grpo:
             steps=settings.steps,
         )
         for _ in range(allowed):
-            await submit_next(ctx, size=settings.group_size, seed=settings.seed)
+            await order.submit_next(size=settings.group_size)
 
 
 def _rates(metrics: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:

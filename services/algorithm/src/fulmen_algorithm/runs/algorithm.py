@@ -69,6 +69,11 @@ class RunSettings(Strict):
         return {}
 
     @property
+    def earlier_runs(self) -> dict[str, str]:
+        """Ids of runs of the project whose rollouts are read, empty for none, by the name of the setting."""
+        return {}
+
+    @property
     def cluster(self) -> str:
         """Name of the cluster on which the run's ranks are; empty without ranks."""
         return ""

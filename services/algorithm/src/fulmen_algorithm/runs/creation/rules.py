@@ -19,6 +19,7 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_gr
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.descriptions import description_problems
+from fulmen_algorithm.runs.creation.earlier_runs import earlier_problems
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
 from fulmen_algorithm.runs.creation.policies import (
     PINNED,
@@ -183,6 +184,8 @@ async def checked_with_resources(
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
+        if settings is not None:
+            violations += await earlier_problems(draft.project, settings, resources, knows_run)
         if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
             violations += await version_problems(draft.policy, resources)
     return settings, violations
