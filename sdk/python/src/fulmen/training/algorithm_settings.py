@@ -69,36 +69,6 @@ class ApoSettings(RunSettings, total=False):
     rollout_attempts: int
 
 
-class EvaluateSettings(RunSettings, total=False):
-    """Settings of `evaluate`.
-
-    Attributes:
-        steps: Always 1.
-        samples: n, rollouts per task.
-        pass_at: The k of each pass@k, at most `samples`.
-        success_reward: Minimum reward with which a rollout passes.
-        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
-            so that failures do not raise the mean.
-        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
-        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
-        confidence: Confidence level of the intervals.
-        resamples: Number of bootstrap resamples.
-        rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-    """
-
-    samples: int
-    pass_at: Sequence[int]
-    success_reward: float
-    failure_reward: float
-    temperature: float
-    max_tokens: int | None
-    confidence: float
-    resamples: int
-    rollout_timeout_s: float
-    rollout_attempts: int
-
-
 class AlgorithmSettings(RunSettings, total=False):
     """Settings of an algorithm that trains weights.
 
@@ -171,17 +141,23 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
+            `importance`.
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
+            adapts it.
         aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
             `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
             if they make several model calls, so that long failures do not count more than short successes, else
             `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
+            `none` with a teacher.
+        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
+            behind the LLM proxy, or `self`, the policy's own weights with a hint.
         rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
             rollouts are penalised only if `mask_truncated` is off.
@@ -196,9 +172,11 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     loss: Mapping[str, Any]
     correction: Mapping[str, Any]
     kl: Mapping[str, Any]
+    entropy: Mapping[str, Any]
     aggregation: Mapping[str, Any] | None
     proximal: str
     advantage: Mapping[str, Any]
+    teacher: Mapping[str, Any]
     critic: Mapping[str, Any]
     rewards: Mapping[str, Any]
     overlong: Mapping[str, Any] | None
@@ -216,12 +194,55 @@ class GrpoSettings(PolicyGradientSettings, total=False):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
+            those that are nearly solved more often.
     """
 
     group_size: int
     max_staleness: int
     refill_limit: float
     engine_mismatch: Mapping[str, Any]
+    curriculum: Mapping[str, Any]
+
+
+class DistillSettings(GrpoSettings, total=False):
+    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is needed.
+
+    Attributes:
+        teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        advantage: `none`: the teacher's signal alone. With another estimator the rewards train, too.
+        group_size: Rollouts per task; they are not compared.
+    """
+
+
+class EvaluateSettings(RunSettings, total=False):
+    """Settings of `evaluate`.
+
+    Attributes:
+        steps: Always 1.
+        samples: n, rollouts per task.
+        pass_at: The k of each pass@k, at most `samples`.
+        success_reward: Minimum reward with which a rollout passes.
+        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
+            so that failures do not raise the mean.
+        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
+        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+    """
+
+    samples: int
+    pass_at: Sequence[int]
+    success_reward: float
+    failure_reward: float
+    temperature: float
+    max_tokens: int | None
+    confidence: float
+    resamples: int
+    rollout_timeout_s: float
+    rollout_attempts: int
 
 
 class RejectionSettings(SamplingSettings, total=False):

@@ -13,7 +13,8 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 
 
 class DistillSettings(GrpoSettings):
-    """Settings of `distill`: those of `grpo` with a teacher.
+    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is
+    needed.
 
     Attributes:
         teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
