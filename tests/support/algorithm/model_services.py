@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.policy.policy import PAST_SUFFIX
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenSequence
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, RunFence, SwapStats
@@ -41,6 +42,8 @@ class World:
     aliases: dict[str, int] = field(default_factory=dict)
     served: PublishedPolicy | None = None
     served_versions: list[int] = field(default_factory=list)
+    past_versions: list[int] = field(default_factory=list)
+    """Versions that were served as opponents, in order."""
     kinds: list[WeightsKind] = field(default_factory=list)
     refuses: Exception | None = None
     """Refuses further groups once there are three."""
@@ -310,6 +313,10 @@ class ModelServing:
         else:
             weights = read_folder(await policy.model_folder())
             assert policy.sha256 in ("", weights.sha256())
+        if policy.policy.endswith(PAST_SUFFIX):
+            self._world.past_versions.append(policy.version)
+            await self._world.crashes.after()
+            return SwapStats()
         self._world.kinds.append(policy.kind)
         self._world.served = policy
         self._world.served_versions.append(policy.version)

@@ -18,11 +18,13 @@ from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.options.curriculum import TaskOrder
 from fulmen_algorithm.algorithms.options.curriculum_settings import CurriculumSettings, NoCurriculum
 from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
+from fulmen_algorithm.algorithms.options.opponent_settings import NoOpponent, OpponentSettings
+from fulmen_algorithm.algorithms.options.opponents import Opponents
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
-from fulmen_algorithm.policy.engine_settings import MismatchSettings
+from fulmen_algorithm.policy.engine_settings import MismatchSettings, each_engine
 from fulmen_algorithm.rollouts.admission import groups_admitted
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
@@ -45,6 +47,8 @@ class GrpoSettings(PolicyGradientSettings):
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
         curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
             those that are nearly solved more often.
+        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
+            `<policy>-past`.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
@@ -52,6 +56,27 @@ class GrpoSettings(PolicyGradientSettings):
     refill_limit: float = Field(default=1.0, ge=0, le=100)
     engine_mismatch: MismatchSettings = MismatchSettings()
     curriculum: CurriculumSettings = NoCurriculum()
+    opponents: OpponentSettings = NoOpponent()
+
+    @property
+    def engines_beside(self) -> int:
+        """See `RunSettings`."""
+        return 0 if self.opponents.kind == "none" else len(each_engine(self.engine))
+
+    @model_validator(mode="after")
+    def _past_versions_can_be_served(self) -> Self:
+        if self.opponents.kind == "none":
+            return self
+        needs = {
+            "engine.kind embedded": self.engine.kind == "embedded",
+            "weights.kind full": self.weights.kind == "full",
+            "no lora": self.lora is None,
+        }
+        if missing := [what for what, there in needs.items() if not there]:
+            raise ValueError(
+                f"opponents: past versions are complete weights on an embedded engine of their own; needs {', '.join(missing)}"
+            )
+        return self
 
     @property
     def earlier_runs(self) -> dict[str, str]:
@@ -103,7 +128,9 @@ class Grpo:
             teacher=settings.teacher_for(ctx),
         )
         order = TaskOrder(ctx, settings.curriculum, seed=settings.seed, reward_of=Scorer(settings.scoring).total)
+        opponents = Opponents(ctx, settings.opponents, seed=settings.seed, overrides=settings.overrides)
         with ctx.recorder.spending("start"):
+            opponents.begin()
             await order.begin()
             await ctx.policy.serve(settings.overrides)
         metrics: dict[str, float] = {}
@@ -114,6 +141,8 @@ class Grpo:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()
                     metrics |= ctx.policy.publish_metrics
+            with ctx.recorder.spending("publish"):
+                faced = await opponents.refresh()
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx, order)
             if step % settings.validate_every == 0 or step == settings.steps:
@@ -134,7 +163,7 @@ class Grpo:
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed)
             metrics = {**batch.metrics, **means(results)}
-            metrics |= order.learn(consumed.group for consumed in batch.consumed)
+            metrics |= faced | order.learn(consumed.group for consumed in batch.consumed)
             metrics |= adapt_bonus(ctx, settings.entropy, metrics)
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)

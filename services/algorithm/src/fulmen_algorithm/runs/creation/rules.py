@@ -166,7 +166,7 @@ async def checked_with_resources(
     """Returns the settings of a draft and every problem; `trained` are the policies that the stages before it train."""
     settings, violations = checked_draft(draft, rules.registry)
     if settings is not None:
-        violations += _engine_problems(settings.engine, rules)
+        violations += _engine_problems(settings.engine, rules, beside=settings.engines_beside)
         violations += _endpoint_problems(settings, rules.endpoints)
         violations += _target_problems(settings, rules.exchange_targets)
         violations += _cluster_problems(settings.cluster, rules.clusters, field="parallel")
@@ -198,11 +198,11 @@ async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]
     return [Violation(field="policy.name", description=text)]
 
 
-def _engine_problems(engine: EngineSettings, rules: CreationRules) -> list[Violation]:
+def _engine_problems(engine: EngineSettings, rules: CreationRules, *, beside: int) -> list[Violation]:
     problems, engines = [], each_engine(engine)
-    if rules.max_engines and len(engines) > rules.max_engines:
+    if rules.max_engines and len(engines) + beside > rules.max_engines:
         problems.append(
-            f"needs {len(engines)} engines; the service has at most {rules.max_engines} (its setting "
+            f"needs {len(engines) + beside} engines; the service has at most {rules.max_engines} (its setting "
             "FULMEN_ALGORITHM_MAX_ENGINES)"
         )
     is_here = isinstance(engine, VllmEngine) and engine.cluster == THIS_MACHINE
