@@ -4,8 +4,11 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms.options.curriculum import BEFORE, Curriculum, Difficulty
@@ -13,6 +16,10 @@ from fulmen_algorithm.algorithms.options.curriculum_settings import DifficultyCu
 from fulmen_algorithm.algorithms.sampling import task_index
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.runs.creation.rules import parse_settings
+from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.rows import Row, row_from_completion
+from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
+from fulmen_algorithm.training.step import make_state, sft_step, train_step
 from tests.support.algorithm.run_service import ALGORITHMS, created, kills, run_folder, with_settings
 from tests.support.algorithm.training import read_consumed
 
@@ -193,3 +200,79 @@ def test_settings_that_do_not_fit_are_refused(settings, problem):
 def test_every_policy_gradient_algorithm_that_samples_has_curricula():
     sampling = {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp", "ppo"}
     assert all("curriculum" in ALGORITHMS[name].settings.model_fields for name in sampling)
+
+
+DIGITS = 12
+RATE = 3e-3
+GROUPS, PROMPTS, SIZE = 120, 6, 8
+
+
+def answer_of(task: int) -> int:
+    """The token that solves a task."""
+    return 6 + (task * 5) % DIGITS
+
+
+def probabilities(policy: PolicyModel, task: int) -> np.ndarray:
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[4, 6 + task]])).logits[0, -1].double()
+    found = logits.softmax(-1).numpy()
+    return found / found.sum()
+
+
+def accuracy(policy: PolicyModel) -> float:
+    return float(np.mean([probabilities(policy, task)[answer_of(task)] for task in range(DIGITS)]))
+
+
+def group_of(policy: PolicyModel, task: int, chance: np.random.Generator) -> tuple[list[Row], np.ndarray]:
+    """Answers of one token that the policy draws, with their centred rewards as advantages; and the rewards."""
+    p = probabilities(policy, task)
+    tokens = chance.choice(len(p), size=SIZE, p=p)
+    rewards = (tokens == answer_of(task)).astype(float)
+    rows = [
+        row_from_completion(
+            rollout_id=str(number),
+            prompt_ids=[4, 6 + task],
+            completion_ids=[int(token)],
+            logprobs=[float(np.log(p[token]))],
+            advantage=float(reward - rewards.mean()),
+            version=0,
+        )
+        for number, (token, reward) in enumerate(zip(tokens, rewards, strict=True))
+    ]
+    return rows, rewards
+
+
+def trained(model_dir: Path, settings: DifficultyCurriculum | None) -> tuple[float, float, int]:
+    """Imitates the answers of all tasks but three, then samples groups.
+
+    Returns:
+        The probability of right answers before and after, and the groups in vain, whose rewards were equal.
+    """
+    policy, chance, in_vain = PolicyModel.load(model_dir), np.random.default_rng(6), 0
+    state = make_state(policy, OptimizerSettings(learning_rate=RATE))
+    known = [group_of(policy, task, chance)[0][0] for task in range(DIGITS)]
+    known = [replace(row, token_ids=(*row.token_ids[:-1], answer_of(task))) for task, row in enumerate(known)]
+    for step in range(60):
+        # Of the last three tasks it has seen little: they are nearly solved.
+        sft_step(state, known if step % 6 == 0 else known[:-3], settings=StepSettings())
+    before = accuracy(policy)
+    tasks = [str(task).encode() for task in range(DIGITS)]
+    order = None if settings is None else Curriculum(tasks=tasks, settings=settings, seed=1)
+    for index in range(0, GROUPS, PROMPTS):
+        batch: list[Row] = []
+        chosen = [task_index(i, DIGITS, 1) if order is None else order.choose(i) for i in range(index, index + PROMPTS)]
+        for task in chosen:
+            rows, rewards = group_of(policy, task, chance)
+            batch += [replace(row, rollout_id=f"{len(batch)}-{row.rollout_id}") for row in rows]
+            in_vain += len(set(rewards)) == 1
+            if order is not None:
+                order.learn(tasks[task], rewards.tolist(), epoch=index // DIGITS)
+        train_step(state, batch, settings=StepSettings())
+    return before, accuracy(policy), in_vain
+
+
+def test_a_policy_learns_with_a_curriculum_and_fewer_groups_are_in_vain(model_dir):
+    *_, in_vain_without = trained(model_dir, None)
+    before, after, in_vain = trained(model_dir, DifficultyCurriculum())
+    assert after > before + 0.03
+    assert in_vain < 0.8 * in_vain_without

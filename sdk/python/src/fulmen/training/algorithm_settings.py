@@ -196,6 +196,8 @@ class GrpoSettings(PolicyGradientSettings, total=False):
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
         curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
             those that are nearly solved more often.
+        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
+            `<policy>-past`.
     """
 
     group_size: int
@@ -203,10 +205,12 @@ class GrpoSettings(PolicyGradientSettings, total=False):
     refill_limit: float
     engine_mismatch: Mapping[str, Any]
     curriculum: Mapping[str, Any]
+    opponents: Mapping[str, Any]
 
 
 class DistillSettings(GrpoSettings, total=False):
-    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is needed.
+    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is
+    needed.
 
     Attributes:
         teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
