@@ -143,11 +143,11 @@ class EngineServer:
         return _json(completion.answer())
 
     async def _score(self, request: web.Request) -> web.Response:
-        model = self.generator.model
+        embeddings: Any = self.generator.model.get_input_embeddings()
         asked = parse_score_request(
             await _read_json(request),
             max_model_tokens=self.renderer.max_model_tokens,
-            vocabulary=int(model.get_input_embeddings().weight.shape[0]),  # type: ignore[arg-type, union-attr]
+            vocabulary=int(embeddings.weight.shape[0]),
         )
         if asked.model not in self.model_names:
             raise ModelNotFound(f"The model {asked.model!r} does not exist.", param="model", code="model_not_found")
