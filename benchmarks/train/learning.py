@@ -227,6 +227,9 @@ class _NoChat:
     async def ask(self, request: ChatRequest) -> ChatAnswer:
         raise NotImplementedError("No algorithm that is measured here asks models itself.")
 
+    async def score(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        raise NotImplementedError("No algorithm that is measured here has a teacher behind the proxy.")
+
 
 class _Nothing:
     async def __aenter__(self) -> None:

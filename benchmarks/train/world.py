@@ -265,6 +265,7 @@ class Queue:
             reward=rewards.get(FINAL_DIMENSION),
             rewards={(dimension, None, b""): float(value) for dimension, value in rewards.items()},
             output=str(outcome),
+            task=group.task,
         )
         return rollout, trajectory
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fulmen.errors import ResourceNotFound
+from fulmen_algorithm.policy.policy import PAST_SUFFIX
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout, GroupSpec, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import Conversation, RolloutTrajectory, TokenCall, TokenSequence
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest, Content, Notify, PublishedPolicy, RunFence, SwapStats
@@ -41,6 +42,8 @@ class World:
     aliases: dict[str, int] = field(default_factory=dict)
     served: PublishedPolicy | None = None
     served_versions: list[int] = field(default_factory=list)
+    past_versions: list[int] = field(default_factory=list)
+    """Versions that were served as opponents, in order."""
     kinds: list[WeightsKind] = field(default_factory=list)
     refuses: Exception | None = None
     """Refuses further groups once there are three."""
@@ -70,6 +73,8 @@ class World:
     asking_most: int = 0
     """Questions that were under way at a time, at most."""
     answer: Callable[[ChatRequest], str] = lambda _: ""
+    score: Callable[[str, Sequence[int]], list[float]] = lambda _, ids: [0.0] * len(ids)
+    """Log-probabilities of tokens under a model that a run asks for them."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     in_order: bool = False
     sampled_early: bool = False
@@ -108,7 +113,8 @@ class World:
         """Ends a group that is pending, any of them."""
         group_id = self.pending.pop(0 if self.in_order else self.chance.randrange(len(self.pending)))
         spec = self.groups[group_id]
-        rollouts = tuple(self._rollout(f"projects/default/rollouts/{group_id}.{n}") for n in range(spec.size))
+        names = [f"projects/default/rollouts/{group_id}.{n}" for n in range(spec.size)]
+        rollouts = tuple(replace(self._rollout(name), task=spec.task) for name in names)
         self.feed.append(FinishedGroup(group_id=group_id, rollouts=rollouts, cursor=str(len(self.feed) + 1)))
 
     def _rollout(self, name: str) -> FinishedRollout:
@@ -290,6 +296,11 @@ class ModelChat:
         await world.crashes.after()
         return ChatAnswer(text=world.answer(request), prompt_tokens=10, completion_tokens=5)
 
+    async def score(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        """Scores tokens as the world says."""
+        await self._world.crashes.before()
+        return self._world.score(model, token_ids)
+
 
 class ModelServing:
     """The port `Serving`."""
@@ -313,6 +324,10 @@ class ModelServing:
         else:
             weights = read_folder(await policy.model_folder())
             assert policy.sha256 in ("", weights.sha256())
+        if policy.policy.endswith(PAST_SUFFIX):
+            self._world.past_versions.append(policy.version)
+            await self._world.crashes.after()
+            return SwapStats()
         self._world.kinds.append(policy.kind)
         self._world.served = policy
         self._world.served_versions.append(policy.version)

@@ -18,6 +18,7 @@ from fulmen_algorithm.trainers import rank
 from fulmen_algorithm.trainers.service_link import ServiceLink
 from fulmen_algorithm.training import step
 from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.scorer import TokenScores
 from fulmen_algorithm.weights.weight_writer import WeightWriter
 from fulmen_exchange.ranks import Ranks
 
@@ -58,15 +59,15 @@ def _deadly(owner: Any, name: str, *, first: bool) -> Callable[[Callable[[], boo
 
 
 def in_the_backward_pass(is_time: Callable[[], bool]) -> None:
-    inner = PolicyModel.token_logprobs
+    inner = PolicyModel.token_scores
 
-    def outer(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def outer(*args: Any, **kwargs: Any) -> TokenScores:
         found = inner(*args, **kwargs)
-        if is_time() and found.requires_grad:
-            found.register_hook(die)
+        if is_time() and found.logprobs_BT.requires_grad:
+            found.logprobs_BT.register_hook(die)
         return found
 
-    PolicyModel.token_logprobs = outer  # type: ignore[method-assign]
+    PolicyModel.token_scores = outer  # type: ignore[method-assign]
 
 
 def between_the_sum_and_the_step(is_time: Callable[[], bool]) -> None:
@@ -88,7 +89,7 @@ def without_the_decision(is_time: Callable[[], bool]) -> None:
 
 
 PLACES: dict[str, Callable[[Callable[[], bool]], None]] = {
-    "before the forward pass": before(PolicyModel, "token_logprobs"),
+    "before the forward pass": before(PolicyModel, "token_scores"),
     "in the backward pass": in_the_backward_pass,
     "in the sum": after(Ranks, "run"),
     "between the sum and the step": between_the_sum_and_the_step,

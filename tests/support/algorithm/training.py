@@ -78,12 +78,18 @@ async def publish_training_inputs(
 
 
 async def create_run(
-    client: Services, name: str, inputs: Mapping[str, str], settings: Mapping[str, object], *, policy: str = POLICY
+    client: Services,
+    name: str,
+    inputs: Mapping[str, str],
+    settings: Mapping[str, object],
+    *,
+    policy: str = POLICY,
+    algorithm: str = "grpo",
 ) -> str:
-    """Creates a GRPO run of the published inputs; returns `projects/{project}/trainingRuns/{name}`."""
+    """Creates a run of the published inputs; returns `projects/{project}/trainingRuns/{name}`."""
     run = TrainingRun(
         name=f"projects/default/trainingRuns/{name}",
-        algorithm="grpo",
+        algorithm=algorithm,
         settings_json=json.dumps(settings),
         policy=PolicySpec(name=policy, build=BUILD),
         inputs={use: inputs[use] for use in ("agent", "train_tasks", "validation_tasks", "bundle")},

@@ -174,9 +174,14 @@ def test_copies_in_parts_exchange_their_gradients_through_any_codec():
     assert (settings.parallel.copies, settings.parallel.ranks_per_copy) == (2, 4)
 
 
+REQUIRED = {"distill": {"teacher": {"kind": "model", "model": "large"}}}
+"""Settings that an algorithm cannot do without."""
+
+
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
 def test_one_setting_compresses_the_gradients_of_every_algorithm_that_trains(algorithm):
     given = {
+        **REQUIRED.get(algorithm, {}),
         "exchange": {"codec": "dgc", "ratio": 100, "dense": ["*.head.*"], "policy": {"kind": "auto", "ratios": [50]}},
         "parallel": {"kind": "ddp", "ranks": 2},
         "optimizer": {"kind": "sgd"},
@@ -198,7 +203,7 @@ def test_the_settings_of_every_example_are_accepted(path):
 @pytest.mark.parametrize("algorithm", [name for name, entry in ALGORITHMS.items() if entry.trains])
 def test_every_algorithm_that_trains_takes_adapters_of_layers_and_roles(algorithm):
     lora = {"targets": ["q_proj", "v_proj"], "roles": ["solver", "critic"]}
-    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({"lora": lora}))
+    settings = parse_settings(ALGORITHMS[algorithm], json.dumps({**REQUIRED.get(algorithm, {}), "lora": lora}))
     assert (settings.lora.targets, settings.lora.roles) == (("q_proj", "v_proj"), ("solver", "critic"))
 
 

@@ -69,41 +69,11 @@ class ApoSettings(RunSettings, total=False):
     rollout_attempts: int
 
 
-class EvaluateSettings(RunSettings, total=False):
-    """Settings of `evaluate`.
-
-    Attributes:
-        steps: Always 1.
-        samples: n, rollouts per task.
-        pass_at: The k of each pass@k, at most `samples`.
-        success_reward: Minimum reward with which a rollout passes.
-        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
-            so that failures do not raise the mean.
-        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
-        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
-        confidence: Confidence level of the intervals.
-        resamples: Number of bootstrap resamples.
-        rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-    """
-
-    samples: int
-    pass_at: Sequence[int]
-    success_reward: float
-    failure_reward: float
-    temperature: float
-    max_tokens: int | None
-    confidence: float
-    resamples: int
-    rollout_timeout_s: float
-    rollout_attempts: int
-
-
 class AlgorithmSettings(RunSettings, total=False):
     """Settings of an algorithm that trains weights.
 
     Attributes:
-        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.defaults`).
+        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
         optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
         weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
@@ -148,8 +118,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
     Attributes:
         prompts_per_step: B, groups per training step.
         temperature: Sampling temperature of training rollouts.
-        max_tokens: Maximum length of the answer to one model call, in tokens; `"auto"` chooses it by the size of the
-            model: 64 up to 1 million parameters, 1024 from 500 million on, and at most half of its longest sequence.
+        max_tokens: Maximum length of the answer to one model call, in tokens.
         validate_every: Steps between validations, in addition to one at the start and one at the end.
         failure_reward: Reward of a failed rollout in a validation; choose at most the worst
             reward, so that failures do not raise the mean.
@@ -159,7 +128,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
 
     prompts_per_step: int
     temperature: float
-    max_tokens: int | None
+    max_tokens: int
     validate_every: int
     failure_reward: float
     rollout_timeout_s: float
@@ -172,24 +141,30 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
+            `importance`.
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
+            adapts it.
         aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
             `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
             if they make several model calls, so that long failures do not count more than short successes, else
             `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
+            `none` with a teacher.
+        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
+            behind the LLM proxy, or `self`, the policy's own weights with a hint.
         rewards: Dimensions of the reward, their weights and normalisation.
-        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
-            that `mask_truncated` leaves out are not penalised.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
+            rollouts are penalised only if `mask_truncated` is off.
         critic: Critic for `gae`.
         credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
         roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
     """
 
     epochs: int
@@ -197,9 +172,11 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     loss: Mapping[str, Any]
     correction: Mapping[str, Any]
     kl: Mapping[str, Any]
+    entropy: Mapping[str, Any]
     aggregation: Mapping[str, Any] | None
     proximal: str
     advantage: Mapping[str, Any]
+    teacher: Mapping[str, Any]
     critic: Mapping[str, Any]
     rewards: Mapping[str, Any]
     overlong: Mapping[str, Any] | None
@@ -217,15 +194,59 @@ class GrpoSettings(PolicyGradientSettings, total=False):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
-        on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
-            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
+        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
+            those that are nearly solved more often.
+        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
+            `<policy>-past`.
     """
 
     group_size: int
     max_staleness: int
     refill_limit: float
     engine_mismatch: Mapping[str, Any]
-    on_no_signal: str | None
+    curriculum: Mapping[str, Any]
+    opponents: Mapping[str, Any]
+
+
+class DistillSettings(GrpoSettings, total=False):
+    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is
+    needed.
+
+    Attributes:
+        teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        advantage: `none`: the teacher's signal alone. With another estimator the rewards train, too.
+        group_size: Rollouts per task; they are not compared.
+    """
+
+
+class EvaluateSettings(RunSettings, total=False):
+    """Settings of `evaluate`.
+
+    Attributes:
+        steps: Always 1.
+        samples: n, rollouts per task.
+        pass_at: The k of each pass@k, at most `samples`.
+        success_reward: Minimum reward with which a rollout passes.
+        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
+            so that failures do not raise the mean.
+        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
+        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+    """
+
+    samples: int
+    pass_at: Sequence[int]
+    success_reward: float
+    failure_reward: float
+    temperature: float
+    max_tokens: int | None
+    confidence: float
+    resamples: int
+    rollout_timeout_s: float
+    rollout_attempts: int
 
 
 class RejectionSettings(SamplingSettings, total=False):
@@ -236,7 +257,7 @@ class RejectionSettings(SamplingSettings, total=False):
         keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit: an answer without its end is no example.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit.
     """
 
     group_size: int
@@ -295,6 +316,7 @@ class DapoSettings(GrpoSettings, total=False):
         overlong: Penalty for length: L_max is `max_tokens`, and the penalty grows over its last fifth, as in the paper.
             It counts the tokens of a rollout; set its `max_tokens` if a rollout makes several calls. `"none"` for no
             penalty.
+        mask_truncated: Off, because truncated answers get the penalty.
     """
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "APO",
     "CISPO",
     "DAPO",
+    "Distill",
     "DrGRPO",
     "Evaluate",
     "GRPO",
@@ -56,6 +57,17 @@ class DAPO(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.DapoSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("dapo", **settings)
+
+
+class Distill(Algorithm):
+    """A teacher scores each token that the policy samples, and no reward is needed (arXiv:2306.13649).
+
+    Its settings are those of `DistillSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.DistillSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("distill", **settings)
 
 
 class DrGRPO(Algorithm):

@@ -13,6 +13,7 @@ from statistics import pstdev
 from typing import Protocol
 
 from fulmen_algorithm.algorithms.monitors import ConstraintMonitor, LengthLimits, LengthMonitor
+from fulmen_algorithm.algorithms.options.teacher import Teacher
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout, Scorer, TokenNumbers
@@ -105,6 +106,7 @@ class BatchBuilder:
         scoring: ScoringSettings,
         policy: str = "",
         penalty: ReferencePenalty | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """Initializes the builder.
 
@@ -115,14 +117,16 @@ class BatchBuilder:
             scoring: How rewards become advantages.
             policy: Policy whose sequences train; empty for all policies.
             penalty: KL penalty against the reference policy, subtracted from rewards; None for none.
+            teacher: Adds to the advantages; None for none.
         """
         self._ctx = ctx
         self._source = source
         self._limits = limits
-        self._scorer = Scorer(scoring, policy=policy)
+        self._scorer = Scorer(scoring, policy=policy, guided=teacher is not None)
         self._penalty = penalty
         self._lengths = LengthMonitor(limits.lengths, ctx.notify)
         self._constraints = ConstraintMonitor(ctx.notify)
+        self._teacher = teacher
         self._consumed: list[Consumed] = []
         self._tally = _Tally()
 
@@ -174,7 +178,11 @@ class BatchBuilder:
         divergence: Mapping[str, float] = {}
         if self._penalty is not None and scored:
             scored, divergence = await self._penalty.penalised(scored)
-        made = [self._row(numbers) for numbers in self._scorer.numbers(scored)] if scored else []
+        numbers = self._scorer.numbers(scored) if scored else []
+        taught: Mapping[str, float] = {}
+        if self._teacher is not None and numbers:
+            numbers, taught = await self._teacher.guided(numbers)
+        made = [self._row(each) for each in numbers]
         # All of an answer may be forced.
         rows = [row for row in made if row.trained_tokens]
         seconds = time.monotonic() - started
@@ -189,6 +197,7 @@ class BatchBuilder:
                 **_lengths(scored),
                 **self._scorer.metrics(scored),
                 **divergence,
+                **taught,
             },
         )
 
@@ -238,7 +247,8 @@ class BatchBuilder:
         minimum, outcome = self._scorer.min_rollouts, Outcome.NO_VARIANCE
         usable: list[ScoredRollout] = []
         tally.rollouts += len(group.rollouts)
-        tally.rewards += rewards.values()
+        # A rollout without a reward may train by its teacher, but counts in no mean.
+        tally.rewards += [rewards[r.name] for r in group.rollouts if r.name in rewards and r.all_rewards]
         if len(rewards) < minimum:
             outcome = Outcome.TOO_FEW_USABLE
         elif self._scorer.may_train(group.rollouts):

@@ -16,12 +16,16 @@ from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.monitors import SignalMonitor, tell_unchanged
+from fulmen_algorithm.algorithms.options.curriculum import TaskOrder
+from fulmen_algorithm.algorithms.options.curriculum_settings import CurriculumSettings, NoCurriculum
+from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
+from fulmen_algorithm.algorithms.options.opponent_settings import NoOpponent, OpponentSettings
+from fulmen_algorithm.algorithms.options.opponents import Opponents
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
-from fulmen_algorithm.algorithms.sampling import submit_next
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
 from fulmen_algorithm.losses.advantages import MIN_COMPARED, compares_groups
-from fulmen_algorithm.policy.engine_settings import MismatchSettings
+from fulmen_algorithm.policy.engine_settings import MismatchSettings, each_engine
 from fulmen_algorithm.rollouts.admission import groups_admitted
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import OnNoSignal, RunContext
@@ -46,6 +50,10 @@ class GrpoSettings(PolicyGradientSettings):
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
         on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
             `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
+        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
+            those that are nearly solved more often.
+        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
+            `<policy>-past`.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
@@ -53,6 +61,41 @@ class GrpoSettings(PolicyGradientSettings):
     refill_limit: float = Field(default=1.0, ge=0, le=100)
     engine_mismatch: MismatchSettings = MismatchSettings()
     on_no_signal: Annotated[OnNoSignal | None, AUTO_BY_NAME] = None
+    curriculum: CurriculumSettings = NoCurriculum()
+    opponents: OpponentSettings = NoOpponent()
+
+    @property
+    def engines_beside(self) -> int:
+        """See `RunSettings`."""
+        return 0 if self.opponents.kind == "none" else len(each_engine(self.engine))
+
+    @model_validator(mode="after")
+    def _past_versions_can_be_served(self) -> Self:
+        if self.opponents.kind == "none":
+            return self
+        needs = {
+            "engine.kind embedded": self.engine.kind == "embedded",
+            "weights.kind full": self.weights.kind == "full",
+            "no lora": self.lora is None,
+        }
+        if missing := [what for what, there in needs.items() if not there]:
+            raise ValueError(
+                f"opponents: past versions are complete weights on an embedded engine of their own; needs {', '.join(missing)}"
+            )
+        return self
+
+    @property
+    def earlier_runs(self) -> dict[str, str]:
+        """See `RunSettings`."""
+        return {"curriculum.run": self.curriculum.run} if self.curriculum.kind == "difficulty" else {}
+
+    @model_validator(mode="after")
+    def _rewards_of_a_curriculum_do_not_collapse(self) -> Self:
+        if self.curriculum.kind != "none" and self.collapse.kind == "rollback":
+            raise ValueError(
+                "collapse: kind rollback goes by the mean reward, which falls with a curriculum that skips solved tasks"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
@@ -102,8 +145,13 @@ class Grpo:
             scoring=settings.scoring,
             policy=ctx.run.policy.name,
             penalty=settings.reference_penalty(ctx),
+            teacher=settings.teacher_for(ctx),
         )
+        order = TaskOrder(ctx, settings.curriculum, seed=settings.seed, reward_of=Scorer(settings.scoring).total)
+        opponents = Opponents(ctx, settings.opponents, seed=settings.seed, overrides=settings.overrides)
         with ctx.recorder.spending("start"):
+            opponents.begin()
+            await order.begin()
             await ctx.policy.serve(settings.overrides)
         metrics: dict[str, float] = {}
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
@@ -112,8 +160,9 @@ class Grpo:
             with ctx.recorder.spending("publish"):
                 await ctx.policy.publish()
                 metrics |= ctx.policy.publish_metrics
+                faced = await opponents.refresh()
             with ctx.recorder.spending("submit"):
-                await self._admit(ctx)
+                await self._admit(ctx, order)
             if step % settings.validate_every == 0 or step == settings.steps:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
@@ -126,11 +175,15 @@ class Grpo:
                 tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):
-                batch = await batches.collect(refill=lambda: self._admit(ctx, seen=batches.seen, kept=batches.settled))
+                batch = await batches.collect(
+                    refill=lambda: self._admit(ctx, order, seen=batches.seen, kept=batches.settled)
+                )
             with ctx.recorder.spending("train"):
                 results = await self._train(ctx, batch)
                 ctx.recorder.commit(batch.consumed, changed=any(result.taken for result in results))
             metrics = {**batch.metrics, **means(results)}
+            metrics |= faced | order.learn(consumed.group for consumed in batch.consumed)
+            metrics |= adapt_bonus(ctx, settings.entropy, metrics)
             watch.check(ctx.progress.step, metrics)
             signal.check(ctx.progress.step, metrics)
             ctx.recorder.result(reward_mean=metrics["reward_mean"])
@@ -145,11 +198,12 @@ class Grpo:
             current_version=step,
         )
 
-    async def _admit(self, ctx: RunContext, *, seen: int = 0, kept: int = 0) -> None:
+    async def _admit(self, ctx: RunContext, order: TaskOrder, *, seen: int = 0, kept: int = 0) -> None:
         """Submits as many groups as the admission rule allows.
 
         Args:
             ctx: The run.
+            order: Order of its tasks.
             seen: Groups consumed in the step being collected.
             kept: Those of them that need no refill.
         """
@@ -163,7 +217,7 @@ class Grpo:
             steps=settings.steps,
         )
         for _ in range(allowed):
-            await submit_next(ctx, size=settings.group_size, seed=settings.seed)
+            await order.submit_next(size=settings.group_size)
 
 
 def _rates(metrics: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:

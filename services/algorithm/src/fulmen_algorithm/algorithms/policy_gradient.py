@@ -8,6 +8,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fulmen_algorithm.algorithms.monitors import LengthLimits
+from fulmen_algorithm.algorithms.options.entropy_control import present_bonus
+from fulmen_algorithm.algorithms.options.teacher import Teacher, teacher_of
+from fulmen_algorithm.algorithms.options.teacher_settings import (
+    NoTeacher,
+    SelfTeacher,
+    TeacherSettings,
+    teacher_conflict,
+)
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty, penalty_conflict
 from fulmen_algorithm.algorithms.sampling import SamplingSettings
 from fulmen_algorithm.losses.advantage_settings import (
@@ -24,6 +32,7 @@ from fulmen_algorithm.losses.advantage_settings import (
     ScoringSettings,
     check_scoring,
 )
+from fulmen_algorithm.losses.entropy_settings import EntropyBonus, EntropySettings, NoEntropyBonus
 from fulmen_algorithm.losses.objectives import (
     Aggregation,
     ClipLoss,
@@ -64,17 +73,23 @@ class PolicyGradientSettings(SamplingSettings):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
+            `importance`.
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
+            adapts it.
         aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
             `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
             if they make several model calls, so that long failures do not count more than short successes, else
             `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
+            `none` with a teacher.
+        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
+            behind the LLM proxy, or `self`, the policy's own weights with a hint.
         rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
             that `mask_truncated` leaves out are not penalised.
@@ -90,9 +105,11 @@ class PolicyGradientSettings(SamplingSettings):
     loss: Loss = ClipLoss()
     correction: Correction = TokenCorrection()
     kl: Kl = NoKl()
+    entropy: EntropySettings = NoEntropyBonus()
     aggregation: Annotated[Aggregation | None, AUTO_BY_NAME] = None
     proximal: Proximal = Proximal.RECOMPUTED
     advantage: AdvantageSettings = GroupAdvantage()
+    teacher: TeacherSettings = NoTeacher()
     critic: CriticSettings = CriticSettings()
     rewards: RewardSettings = RewardSettings()
     overlong: Annotated[Overlong | None, NONE_BY_NAME] = None
@@ -111,6 +128,8 @@ class PolicyGradientSettings(SamplingSettings):
             raise ValueError(f"roles.train: lora.roles has no adapter for {', '.join(sorted(alone))}")
         if problem := penalty_conflict(self.kl, self.scoring):
             raise ValueError(problem)
+        if problem := teacher_conflict(self.teacher, self.scoring, self.temperature):
+            raise ValueError(problem)
         return self
 
     @property
@@ -121,7 +140,8 @@ class PolicyGradientSettings(SamplingSettings):
     @property
     def uses_reference(self) -> bool:
         """Whether a reference policy is needed."""
-        return not isinstance(self.kl, NoKl)
+        hinted = isinstance(self.teacher, SelfTeacher) and self.teacher.weights == "initial"
+        return hinted or not isinstance(self.kl, NoKl)
 
     @property
     def critic_plan(self) -> CriticPlan | None:
@@ -142,6 +162,7 @@ class PolicyGradientSettings(SamplingSettings):
             kl=self.kl,
             aggregation=aggregation,
             proximal=self.proximal,
+            entropy_coefficient=self.entropy.coefficient if isinstance(self.entropy, EntropyBonus) else 0.0,
         )
 
     @property
@@ -194,10 +215,18 @@ class PolicyGradientSettings(SamplingSettings):
             return None
         return ReferencePenalty(ctx, kl=self.kl, settings=self.step_settings)
 
+    def teacher_for(self, ctx: RunContext) -> Teacher | None:
+        """Teacher that adds to the advantages; None for none."""
+        return teacher_of(ctx, self.teacher, self.step_settings)
+
     def fitted(self, ctx: RunContext, rows: Sequence[Row]) -> Self:
-        """Returns the settings that fit the agent, of which the first rows tell; the run keeps to what was chosen."""
+        """Returns the settings of the present step: those that fit the agent, of which the first rows tell, and the bonus.
+
+        The run keeps to what the first rows chose.
+        """
+        settings = self.model_copy(update={"entropy": present_bonus(ctx, self.entropy)})
         if self.aggregation is not None or not rows:
-            return self
+            return settings
         multi_turn = ctx.progress.memory.get(MULTI_TURN)
         if multi_turn is None:
             calls = calls_per_rollout(rows)
@@ -205,7 +234,7 @@ class PolicyGradientSettings(SamplingSettings):
             ctx.recorder.remember(**{MULTI_TURN: multi_turn})
             chosen = "per_rollout_mean" if multi_turn else "token_mean"
             ctx.notify("info", f"aggregation is {chosen}: a rollout makes {calls:.1f} model calls on average.")
-        return self.model_copy(update={"aggregation": PerRolloutMean() if multi_turn else TokenMean()})
+        return settings.model_copy(update={"aggregation": PerRolloutMean() if multi_turn else TokenMean()})
 
     def shuffling_seed(self, step: int) -> int:
         """Returns the seed of a step's minibatches."""

@@ -8,9 +8,13 @@ their remaining weight.
 
 import time
 from collections.abc import Sequence
+from typing import Self
+
+from pydantic import model_validator
 
 from fulmen_algorithm.algorithms.batches import Batch, BatchBuilder, BatchLimits
 from fulmen_algorithm.algorithms.monitors import tell_unchanged
+from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
 from fulmen_algorithm.algorithms.scoring import Scorer
 from fulmen_algorithm.algorithms.validation import Validator
@@ -64,6 +68,12 @@ class ReplaySettings(PolicyGradientSettings):
 
     collapse: CollapseSettings = NoCollapse()
 
+    @model_validator(mode="after")
+    def _tasks_are_not_stored(self) -> Self:
+        if self.teacher.kind == "self":
+            raise ValueError("teacher: kind self needs the tasks of rollouts, which scores do not have")
+        return self
+
 
 class Replay:
     """Trains on stored groups for several epochs."""
@@ -87,6 +97,7 @@ class Replay:
             ),
             scoring=settings.scoring,
             penalty=settings.reference_penalty(ctx),
+            teacher=settings.teacher_for(ctx),
         )
         validates = bool(ctx.inputs.validation_tasks)
         validator = Validator(ctx, scorer=Scorer(settings.scoring), failure_reward=settings.failure_reward)
@@ -121,6 +132,7 @@ class Replay:
                 ctx.recorder.commit(batch.consumed, changed=any(result.taken for result in results))
             # Versions of other runs have no place among this run's steps.
             trained = {key: value for key, value in means(results).items() if not key.startswith("staleness")}
+            trained |= adapt_bonus(ctx, settings.entropy, trained)
             metrics = {**batch.metrics, **trained, "epoch": len(ctx.progress.consumed) / len(scored.groups)}
             ctx.recorder.result(reward_mean=metrics["reward_mean"])
 

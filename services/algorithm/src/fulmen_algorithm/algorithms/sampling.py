@@ -142,6 +142,12 @@ def measuring_overrides(*, temperature: float, max_tokens: int | None) -> dict[s
     return {mode.value: fields for mode in Mode}
 
 
+def task_index(index: int, count: int, seed: int) -> int:
+    """Returns which of `count` tasks the training group `index` has: each once per epoch, in a new order."""
+    epoch, offset = divmod(index, count)
+    return permutation(count, seed, epoch)[offset]
+
+
 async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:
     """Submits the next training group: a task of the present epoch's permutation.
 
@@ -149,8 +155,7 @@ async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:
         Interrupted: if the run was asked to stop.
     """
     tasks = ctx.inputs.train_tasks
-    epoch, offset = divmod(ctx.rollouts.next_index, len(tasks))
-    await ctx.rollouts.submit(tasks[permutation(len(tasks), seed, epoch)[offset]], size=size)
+    await ctx.rollouts.submit(tasks[task_index(ctx.rollouts.next_index, len(tasks), seed)], size=size)
 
 
 async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) -> list[FinishedGroup]:

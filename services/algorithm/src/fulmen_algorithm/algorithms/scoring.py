@@ -12,6 +12,7 @@ from fulmen_algorithm.losses.advantage_settings import (
     OVERLONG,
     UNWEIGHTED,
     GaeAdvantage,
+    NoAdvantage,
     RolloutCredit,
     ScoringSettings,
     StepGroupsCredit,
@@ -44,6 +45,7 @@ class ScoredRollout:
         credits: Credit of each call of each sequence; empty if credit is by rollout.
         unit_rewards: Reward of each step of the rollout; empty if credit is by rollout.
         penalties: Penalty subtracted from the reward of each token of each sequence; may be empty.
+        task: The task, JSON; empty if it is not known.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ScoredRollout:
     credits: tuple[tuple[float, ...], ...] = ()
     unit_rewards: tuple[float, ...] = ()
     penalties: tuple[tuple[float, ...], ...] = ()
+    task: bytes = b""
 
     def only(self, keep: Callable[[TokenSequence], bool]) -> "ScoredRollout":
         """Leaves sequences out."""
@@ -101,9 +104,16 @@ class _Part:
 class Scorer:
     """Scores the rollouts of a run by its settings."""
 
-    def __init__(self, settings: ScoringSettings, *, policy: str = "") -> None:
-        """`policy`: only sequences sampled by it train; empty for all policies."""
+    def __init__(self, settings: ScoringSettings, *, policy: str = "", guided: bool = False) -> None:
+        """Initializes the scorer.
+
+        Args:
+            settings: How rewards become advantages.
+            policy: Only sequences sampled by it train; empty for all policies.
+            guided: Whether a teacher adds to the advantages, so that every rollout trains.
+        """
         self._settings = settings
+        self._guided = guided
         self._policy = policy
         self._by_step = not isinstance(settings.credit, RolloutCredit)
 
@@ -136,7 +146,7 @@ class Scorer:
         if len(scored) < self.min_rollouts:
             return False
         later = self._by_step or self._settings.overlong is not None or not compares_groups(self._settings)
-        return later or any(one != scored[0] for one in scored)
+        return later or self._guided or any(one != scored[0] for one in scored)
 
     def problem(self, trajectory: RolloutTrajectory) -> str:
         """Returns the reason why a trajectory cannot be scored; empty if it can."""
@@ -169,6 +179,7 @@ class Scorer:
             rewards=self._finals(rollout) or {},
             role_rewards=self._role_rewards(rollout),
             sequences=trajectory.sequences,
+            task=rollout.task,
         )
         overlong, penalty = self._settings.overlong, 0.0
         if overlong is not None:
@@ -184,7 +195,7 @@ class Scorer:
         """Returns whether the rollouts of one group have any non-zero advantage."""
         samples = [part.sample for part in self._parts(rollouts)]
         try:
-            return bool(samples) and has_signal(samples, self._settings)
+            return bool(samples) and (has_signal(samples, self._settings) or self._guided)
         except ValueError as error:
             raise RunFailed(f"The rewards of group {rollouts[0].group} have no advantage: {error}") from error
 
@@ -196,7 +207,7 @@ class Scorer:
         moving = {part.sample.group for part, value in zip(parts, values, strict=True) if value.any()}
         filled: dict[tuple[int, int], list[float]] = {}
         for part, value in zip(parts, values, strict=True):
-            if by_role and part.sample.group not in moving:
+            if by_role and not self._guided and part.sample.group not in moving:
                 # A role whose part in the group carries no signal is left out, as a whole group would be.
                 continue
             numbers = iter(value.tolist())
@@ -290,6 +301,7 @@ class Scorer:
         weights = self._settings.rewards.weights
         # Where steps have credit, rewards of steps alone are enough.
         enough = self._by_step and any(step is not None or span for _, step, span in rollout.all_rewards)
+        enough = enough or isinstance(self._settings.advantage, NoAdvantage)
         if weights is None:
             return {FINAL_DIMENSION: rollout.reward} if rollout.reward is not None else {} if enough else None
         found = {name: value for name, value in _final_rewards(rollout.all_rewards).items() if name in weights}

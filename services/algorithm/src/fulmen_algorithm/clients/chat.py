@@ -5,8 +5,9 @@ Invariant: a call with an answer is never repeated; a failed call without an ans
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
 
 PATH = "/v1/chat/completions"
+SCORING_PATH = "/v1/completions"
+TEACHER = "teacher"
+"""Agent name of the calls that score tokens."""
+PROXY = "LLM proxy"
 CALL_DEADLINE_S = 600.0
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -71,15 +76,37 @@ class ChatClient:
         """Asks once; see `ChatModels.ask`."""
         if request.base_url and request.base_url not in self._endpoints:
             raise RunFailed(f"{request.base_url} is not in the service's setting chat_endpoints.")
+        if request.base_url:
+            return _answer(await self._answered(lambda: self._over_http(request), request.model, request.base_url))
+        return _answer(
+            await self._answered(
+                lambda: self._over_proxy(PATH, _body(request), purpose=request.purpose), request.model, PROXY
+            )
+        )
+
+    async def score(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        """Scores tokens; see `ChatModels.score`."""
+        fields = {"model": model, "prompt": list(token_ids), "max_tokens": 1, "prompt_logprobs": 0}
+        body = json.dumps(fields).encode()
+        answer = await self._answered(lambda: self._over_proxy(SCORING_PATH, body, purpose=TEACHER), model, PROXY)
+        return _scores(answer, token_ids, model)
+
+    async def _answered(self, call: Callable[[], Awaitable[_Reply]], model: str, who: str) -> bytes:
+        """Calls until there is an answer; returns its body.
+
+        Args:
+            call: Calls once.
+            model: The model that is called.
+            who: Who calls it.
+        """
         ends, wait_s = time.monotonic() + self._outage_limit_s, FIRST_WAIT_S
         while True:
-            reply = await (self._over_http(request) if request.base_url else self._over_proxy(request))
+            reply = await call()
             if reply.status == 200:
-                return _answer(reply.body)
-            who = request.base_url or "LLM proxy"
-            problem = f"{request.model} at {who}: {_problem(reply)}"
+                return reply.body
+            problem = f"{model} at {who}: {_problem(reply)}"
             if reply.status not in PASSING and reply.status:
-                unknown = not request.base_url and reply.status == NOT_FOUND
+                unknown = who == PROXY and reply.status == NOT_FOUND
                 raise RunFailed(f"The question was refused by {problem}{ROUTE_HINT if unknown else ''}")
             pause_s = max(wait_s, reply.retry_after_s)
             if time.monotonic() + pause_s > ends:
@@ -89,10 +116,8 @@ class ChatClient:
             await asyncio.sleep(pause_s)
             wait_s = min(wait_s * 2, LONGEST_WAIT_S)
 
-    async def _over_proxy(self, request: ChatRequest) -> _Reply:
-        message = pb.CompleteRequest(
-            path=PATH, body_json=_body(request), agent_name=request.purpose, project=self._project
-        )
+    async def _over_proxy(self, path: str, body: bytes, *, purpose: str) -> _Reply:
+        message = pb.CompleteRequest(path=path, body_json=body, agent_name=purpose, project=self._project)
         try:
             answer = await self._stub.Complete(message, timeout=CALL_DEADLINE_S)
         except AWAY:
@@ -150,6 +175,26 @@ def _answer(body: bytes) -> ChatAnswer:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunFailed("The answer is not a chat completion.") from error
+
+
+def _scores(body: bytes, token_ids: Sequence[int], model: str) -> list[float]:
+    """Reads the log-probabilities of tokens in the form of vLLM.
+
+    Raises:
+        RunFailed: if there are none, or not of these tokens.
+    """
+    try:
+        listed = json.loads(body)["choices"][0]["prompt_logprobs"]
+        pairs = zip(token_ids[1:], listed[1:], strict=True)
+        found = [0.0, *(float(each[str(token)]["logprob"]) for token, each in pairs)]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RunFailed(
+            f"{model} gave no log-probabilities of the tokens (prompt_logprobs). A teacher needs a route to vLLM or an"
+            " embedded engine, and the tokenizer of the policy (docs/distillation.md)."
+        ) from error
+    if not all(map(math.isfinite, found)):
+        raise RunFailed(f"{model} gave log-probabilities that are not finite.")
+    return found
 
 
 def _problem(reply: _Reply) -> str:

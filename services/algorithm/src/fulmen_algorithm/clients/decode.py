@@ -63,6 +63,7 @@ def _rollout(message: rollout_pb2.Rollout) -> FinishedRollout:
         rewards=rewards,
         failure=failure,
         output=attempt.output[:OUTPUT_SHOWN_CHARS].decode(errors="replace") if attempt else "",
+        task=message.input,
     )
 
 

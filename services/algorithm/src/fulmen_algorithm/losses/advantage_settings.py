@@ -71,8 +71,14 @@ class GaeAdvantage(Strict):
     whiten: bool = True
 
 
+class NoAdvantage(Strict):
+    """Rewards train nothing, and a rollout needs none; the signal is that of a teacher."""
+
+    kind: Literal["none"] = "none"
+
+
 AdvantageSettings = Annotated[
-    GroupAdvantage | RlooAdvantage | ReinforcePpAdvantage | OpoAdvantage | MaxRlAdvantage | GaeAdvantage,
+    GroupAdvantage | RlooAdvantage | ReinforcePpAdvantage | OpoAdvantage | MaxRlAdvantage | GaeAdvantage | NoAdvantage,
     Field(discriminator="kind"),
 ]
 
@@ -299,5 +305,7 @@ def check_scoring(
         raise ValueError("credit by step has no baseline group of reinforce_pp")
     if credit.kind != "rollout" and roles.rewards:
         raise ValueError("rewards of roles need credit by rollout")
+    if kind == "none" and (roles.baseline == "role" or rewards.weights is not None):
+        raise ValueError("advantage none uses no rewards, so roles have no baseline and dimensions no weights")
     if kind == "gae" and roles.baseline == "role":
         raise ValueError("gae has a critic for a baseline, not that of roles")

@@ -18,6 +18,7 @@ from fulmen_algorithm.losses.advantage_settings import (
     GaeAdvantage,
     GroupAdvantage,
     MaxRlAdvantage,
+    NoAdvantage,
     OpoAdvantage,
     ReinforcePpAdvantage,
     RlooAdvantage,
@@ -99,6 +100,8 @@ def token_advantages(samples: Sequence[Sample], settings: ScoringSettings) -> li
     match settings.advantage:
         case GaeAdvantage():
             return [_token_rewards(s, settings) for s in samples]
+        case NoAdvantage():
+            return [np.zeros(s.tokens) for s in samples]
         case ReinforcePpAdvantage() as advantage:
             return _reinforce_pp(samples, settings, advantage)
         case GroupAdvantage() as advantage if isinstance(settings.credit, StepReturnCredit):
@@ -127,7 +130,7 @@ def has_signal(samples: Sequence[Sample], settings: ScoringSettings) -> bool:
 def compares_groups(settings: ScoringSettings) -> bool:
     """Returns whether the baseline is computed from the group, which then needs at least two samples."""
     match settings.advantage:
-        case GaeAdvantage():
+        case GaeAdvantage() | NoAdvantage():
             return False
         case ReinforcePpAdvantage(baseline=baseline):
             return baseline == "group"
@@ -231,7 +234,7 @@ def _by_sample(samples: Sequence[Sample], settings: ScoringSettings) -> Floats:
             return length_weighted(rewards_S, [s.tokens for s in samples], groups)
         case MaxRlAdvantage():
             return relative(rewards_S - overlong_S, groups) + centred(overlong_S, groups)
-        case ReinforcePpAdvantage() | GaeAdvantage():
+        case ReinforcePpAdvantage() | GaeAdvantage() | NoAdvantage():
             raise AssertionError("these are computed by token")
 
 

@@ -15,6 +15,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
+from fulmen_algorithm.losses.entropy_settings import ClipCovLoss, KlCovLoss
 from fulmen_algorithm.losses.objectives import (
     CispoLoss,
     ClipLoss,
@@ -51,6 +52,8 @@ class TokenBatch:
         reference_BT: Log-probabilities under the reference policy; None without a KL penalty in the loss.
         advantages_BT: Advantage of each token.
         mask_BT: True where the token trains.
+        entropy_BT: Entropy of the trained policy at each token, with gradient; None if it was not measured.
+        chosen_BT: True for `losses.covariance.chosen_tokens`; None without a loss that needs them.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class TokenBatch:
         mask_BT: Tensor,
         row_index_BT: Tensor,
         reference_BT: Tensor | None = None,
+        entropy_BT: Tensor | None = None,
+        chosen_BT: Tensor | None = None,
     ) -> None:
         """`row_index_BT` is the row of each token, negative at padding."""
 
@@ -73,6 +78,8 @@ class TokenBatch:
         self.proximal_BT = trained(proximal_BT)
         self.mu_BT = trained(sampler_BT)
         self.reference_BT = None if reference_BT is None else trained(reference_BT)
+        self.entropy_BT = None if entropy_BT is None else trained(entropy_BT)
+        self.chosen_BT = chosen_BT
         self.advantages_BT = trained(advantages_BT)
         self.mask_BT = mask_BT
         self._row_index_BT = row_index_BT
@@ -148,6 +155,14 @@ def loss_terms(batch: TokenBatch, loss: Loss) -> LossTerms:
             dropped_BT = torch.where(A_BT > 0, moved_BT > loss.high, moved_BT < -loss.low)
             terms_BT = -bounded_exp(batch.pi_BT - batch.proximal_BT) * A_BT
             return LossTerms(terms_BT=torch.where(dropped_BT, 0.0, terms_BT), clipped_BT=dropped_BT)
+        case ClipCovLoss():
+            kept = _clipped(bounded_exp(batch.pi_BT - batch.proximal_BT), A_BT, loss.low, loss.high, None)
+            terms_BT = torch.where(_chosen(batch), 0.0, kept.terms_BT)
+            return LossTerms(terms_BT=terms_BT, clipped_BT=kept.clipped_BT | _chosen(batch))
+        case KlCovLoss():
+            moved_BT = batch.pi_BT - batch.proximal_BT
+            held_BT = torch.where(_chosen(batch), loss.coefficient * moved_BT.abs(), 0.0)
+            return _unclipped(held_BT - bounded_exp(moved_BT) * A_BT)
         case _:
             assert_never(loss)
 
@@ -194,6 +209,12 @@ def kl_terms(delta: Tensor, estimator: KlEstimator) -> Tensor:
 def bounded_exp(log_ratio: Tensor) -> Tensor:
     """Computes a ratio of probabilities from its logarithm, within e^-20 and e^20."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _chosen(batch: TokenBatch) -> Tensor:
+    if batch.chosen_BT is None:
+        raise ValueError("A loss by covariance needs the tokens that it chooses.")
+    return batch.chosen_BT
 
 
 def _sequence_ratio(batch: TokenBatch, loss: GspoLoss) -> Tensor:

@@ -72,7 +72,7 @@ def _mean_of_means(rows: Sequence[Row], unit: Callable[[int, Row], str]) -> list
 
 
 def policy_loss(batch: TokenBatch, *, weights_BT: Tensor, objective: Objective) -> Tensor:
-    """Computes sum_t weight_t * (correction_t * term_t + coefficient * KL_t).
+    """Computes sum_t weight_t * (correction_t * term_t + coefficient * KL_t - entropy_coefficient * H_t).
 
     Args:
         batch: One micro-batch under every policy.
@@ -83,7 +83,8 @@ def policy_loss(batch: TokenBatch, *, weights_BT: Tensor, objective: Objective) 
         A scalar with gradient.
 
     Raises:
-        ValueError: if the objective has a KL penalty and there are no reference log-probabilities.
+        ValueError: if the objective has a KL penalty and there are no reference log-probabilities, or a weight of the
+            entropy and there are no entropies, or a loss by covariance and no tokens were chosen.
     """
     terms_BT = loss_terms(batch, objective.loss).terms_BT * correction_weights(batch, objective.correction).weights_BT
     if isinstance(objective.kl, LossKl):
@@ -93,6 +94,10 @@ def policy_loss(batch: TokenBatch, *, weights_BT: Tensor, objective: Objective) 
         if objective.kl.weighted:
             penalty_BT = penalty_BT * bounded_exp(batch.pi_BT - batch.proximal_BT)
         terms_BT = terms_BT + objective.kl.coefficient * penalty_BT
+    if objective.entropy_coefficient:
+        if batch.entropy_BT is None:
+            raise ValueError("A weight of the entropy needs the entropies.")
+        terms_BT = terms_BT - objective.entropy_coefficient * batch.entropy_BT
     return (terms_BT * weights_BT).sum()
 
 
@@ -117,6 +122,7 @@ class TokenSums:
         weight_squared: Sum of their squares.
         kl_reference: Sum of the KL estimate against the reference.
         neg_logprob: Sum of -log-probability of the sampled tokens (an entropy estimate).
+        entropy: Sum of the entropies; None if they were not measured.
         staleness: Sum of version lags.
         max_abs_delta: Largest |trainer - sampler|.
         max_weight: Largest importance weight.
@@ -138,6 +144,7 @@ class TokenSums:
     max_abs_delta: float
     max_weight: float
     max_staleness: float
+    entropy: float | None = None
 
 
 @torch.no_grad()
@@ -173,6 +180,7 @@ def token_sums(batch: TokenBatch, *, versions_BT: Tensor, current_version: int, 
         max_abs_delta=_largest(delta.abs()),
         max_weight=_largest(importance),
         max_staleness=_largest(lag),
+        entropy=None if batch.entropy_BT is None else float(batch.entropy_BT[mask_BT].double().sum()),
     )
 
 
@@ -191,6 +199,7 @@ def loss_metrics(sums: Sequence[TokenSums], *, positions: int) -> dict[str, floa
     if not tokens:
         return {"tokens": 0.0, "masked_share": 1.0}
     weight, squared = sum(s.weight for s in sums), sum(s.weight_squared for s in sums)
+    entropies = [s.entropy for s in sums if s.entropy is not None]
     return {
         "tokens": tokens,
         "masked_share": 1.0 - tokens / positions,
@@ -210,6 +219,8 @@ def loss_metrics(sums: Sequence[TokenSums], *, positions: int) -> dict[str, floa
         "effective_sample_share": weight * weight / (squared * tokens) if squared else 0.0,
         "kl_reference": sum(s.kl_reference for s in sums) / tokens,
         "entropy_estimate": sum(s.neg_logprob for s in sums) / tokens,
+        # Nats per token, summed over the vocabulary: the estimate has the same mean, and noise.
+        **({"entropy": sum(entropies) / tokens} if entropies else {}),
         "staleness_mean": sum(s.staleness for s in sums) / tokens,
         "staleness_max": max(s.max_staleness for s in sums),
     }

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fulmen_algorithm.losses.entropy_settings import ClipCovLoss, KlCovLoss
 from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 Positive = Annotated[float, Field(gt=0)]
@@ -122,7 +123,7 @@ class DppoLoss(Strict):
 
 
 Loss = Annotated[
-    ClipLoss | GspoLoss | CispoLoss | SapoLoss | ReinforceLoss | ImportanceLoss | DppoLoss,
+    ClipLoss | GspoLoss | CispoLoss | SapoLoss | ReinforceLoss | ImportanceLoss | DppoLoss | ClipCovLoss | KlCovLoss,
     Field(discriminator="kind"),
 ]
 
@@ -342,6 +343,7 @@ class Objective(Strict):
         kl: Penalty against the reference policy.
         aggregation: Weights of the tokens in the sum.
         proximal: Source of the proximal policy's log-probabilities.
+        entropy_coefficient: Weight of the entropy that is subtracted from the loss of each token.
     """
 
     loss: Loss = ClipLoss()
@@ -349,6 +351,7 @@ class Objective(Strict):
     kl: Kl = NoKl()
     aggregation: Aggregation = TokenMean()
     proximal: Proximal = Proximal.RECOMPUTED
+    entropy_coefficient: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _fit_together(self) -> "Objective":

@@ -34,6 +34,8 @@ from fulmen_algorithm.training.settings import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PAST_SUFFIX = "-past"
+"""Ends the model name under which a past version of a policy is served."""
 BEST = "best"
 """Alias of the version with the best validation result."""
 FULL_WEIGHTS = FullWeights()
@@ -102,6 +104,9 @@ class Policy:
         self._control = services.control
         self._resources = services.resources
         self._serving = services.serving
+        self._beside = services.beside
+        self._held: tuple[int, ...] = ()
+        self._past_served = False
         self._notify = services.entry.events.notify
         self._keep_models = settings.keep_models
         self._per_step = settings.optimizer_steps_per_step
@@ -154,6 +159,10 @@ class Policy:
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes each trained token's log-probability under the reference policy; 0.0 for other tokens."""
         return await self._trainer.reference_logprobs(rows, settings=settings)
+
+    async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes each trained token's log-probability under the present weights; 0.0 for other tokens."""
+        return await self._trainer.logprobs(rows, settings=settings)
 
     async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
         """Computes the mean cross-entropy of the trained tokens under the present weights, without training."""
@@ -261,6 +270,33 @@ class Policy:
         fields = {mode: json.dumps(values) for mode, values in overrides.items()}
         await self._control.unless_stopped(self._serving.serve(published, fields, self._notify))
         self._served = True
+
+    def has(self, version: int) -> bool:
+        """Returns whether the complete weights of a version of this run are still on the disk."""
+        record = self._versions.records.get(version)
+        return record is not None and record.kind is WeightsKind.FULL and record.path.exists()
+
+    def hold(self, versions: Sequence[int]) -> None:
+        """Protects versions from pruning, in place of those that were protected so before."""
+        self._held = tuple(versions)
+
+    async def serve_past(self, version: int, overrides: Mapping[str, Mapping[str, object]]) -> None:
+        """Serves a version as the model `<policy>-past`, beside the present weights.
+
+        To the proxy it is another policy, so what it samples is not taken for this one's.
+
+        Raises:
+            RunFailed: if there is no room for its engine.
+            Interrupted: if the run was asked to stop.
+        """
+        name = f"{self._resource}{PAST_SUFFIX}/versions/{version}"
+        past = replace(self._versions.published(version), name=name)
+        if self._past_served:
+            await self._control.unless_stopped(self._beside.swap(past))
+            return
+        fields = {mode: json.dumps(values) for mode, values in overrides.items()}
+        await self._control.unless_stopped(self._beside.serve(past, fields, self._notify))
+        self._past_served = True
 
     async def rollback(self, version: int) -> PublishedPolicy:
         """Republishes the weights of an older version as a new version that names the older one, and swaps them in.
@@ -389,5 +425,6 @@ class Policy:
         newest = sorted(self._versions.records)[-self._keep_models :]
         best = () if self._best is None else (self._best,)
         await self._versions.prune(
-            (*newest, self.version, *(each.version for each in best)), also=(model, *(Path(each.path) for each in best))
+            (*newest, self.version, *self._held, *(each.version for each in best)),
+            also=(model, *(Path(each.path) for each in best)),
         )

@@ -18,6 +18,7 @@ class RunServices:
         control: Stop requests.
         resources: Resources of the run's project, where versions are published.
         serving: Engine and route of the policy.
+        beside: Engine and route of a past version of it, if one is served.
     """
 
     entry: Entry
@@ -25,3 +26,4 @@ class RunServices:
     control: RunControl
     resources: ResourceStore
     serving: Serving
+    beside: Serving

@@ -60,6 +60,7 @@ class FinishedRollout:
         rewards: All rewards by dimension, step and span; empty if there is only the final reward.
         failure: Reason of the failure; empty on success.
         output: Text of the agent's result, for display.
+        task: The agent's input, as submitted; empty if it is not known.
     """
 
     name: str
@@ -69,6 +70,7 @@ class FinishedRollout:
     failure: str = ""
     output: str = ""
     rewards: Mapping[RewardKey, float] = field(default_factory=dict)
+    task: bytes = b""
 
     @property
     def all_rewards(self) -> Mapping[RewardKey, float]:

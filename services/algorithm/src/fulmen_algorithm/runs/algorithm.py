@@ -69,6 +69,16 @@ class RunSettings(Strict):
         return {}
 
     @property
+    def engines_beside(self) -> int:
+        """Engines that the run needs besides those of `engine`."""
+        return 0
+
+    @property
+    def earlier_runs(self) -> dict[str, str]:
+        """Ids of runs of the project whose rollouts are read, empty for none, by the name of the setting."""
+        return {}
+
+    @property
     def cluster(self) -> str:
         """Name of the cluster on which the run's ranks are; empty without ranks."""
         return ""

@@ -107,6 +107,7 @@ class _Execution:
     resources: ResourceStore
     queue: RolloutQueue
     serving: Serving
+    beside: Serving
     control: RunControl
 
 
@@ -174,6 +175,7 @@ class RunExecutor:
             resources=self.connections.resources(run.project, notify, fence=entry.fence),
             queue=self.connections.queue(run, settings, notify, fence=entry.fence),
             serving=self.connections.serving(run, settings, notify),
+            beside=self.connections.serving(run, settings, notify),
             control=control,
         )
         checkpoints = entry.files.checkpoint_store(keep=self.keep_checkpoints)
@@ -201,6 +203,7 @@ class RunExecutor:
             await self._run(context, algorithm.make(settings), uses_rollouts=run.uses_rollouts)
         finally:
             execution.serving.release()
+            execution.beside.release()
             if trainer is not None:
                 await trainer.close()
 
@@ -262,6 +265,7 @@ class RunExecutor:
             control=control,
             resources=execution.resources,
             serving=execution.serving,
+            beside=execution.beside,
         )
         policy, served = None, None
         if trainer is not None:

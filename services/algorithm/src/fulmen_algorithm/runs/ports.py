@@ -401,3 +401,12 @@ class ChatModels(Protocol):
         Raises:
             RunFailed: if the endpoint refuses the request or is unavailable for too long.
         """
+
+    async def score(self, model: str, token_ids: Sequence[int]) -> list[float]:
+        """Returns the log-probability of each token given those before it, under a model behind the LLM proxy.
+
+        The first is 0.0. The model is a route of the proxy to an engine that scores prompts, at temperature 1.
+
+        Raises:
+            RunFailed: if it cannot score these tokens, or is unavailable for too long.
+        """

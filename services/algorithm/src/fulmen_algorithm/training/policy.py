@@ -36,7 +36,7 @@ from fulmen_algorithm.training.parallel import (
 )
 from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of
+from fulmen_algorithm.training.scorer import TokenScorer, TokenScores, checkpoint_layers, layers_of
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd, WeightsKind
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
@@ -251,23 +251,30 @@ class PolicyModel:
             float32 [B, T]; position t holds log p(token t | tokens before t); the first of a row is meaningless, and
             0.0 at t = 0.
         """
+        return self.token_scores(batch, temperature=temperature, trained_only=trained_only).logprobs_BT
+
+    def token_scores(
+        self, batch: MicroBatch, *, temperature: float = 1.0, trained_only: bool = False, entropy: bool = False
+    ) -> TokenScores:
+        """Computes what `token_logprobs` does, and with `entropy` the entropies of the distributions of the tokens."""
         ids_BT = batch.input_ids_BT.to(self.device)
         asked_BT = batch.loss_mask_BT.to(self.device) if trained_only else torch.ones_like(ids_BT, dtype=torch.bool)
         attention = batch.attention_mask_BT
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
         with autocast(self.device, bf16=self._bf16 and not self.sharded):
-            logprobs_BT: Tensor = self._scorer(
+            scores: TokenScores = self._scorer(
                 ids_BT,
                 batch.position_ids_BT.to(self.device),
                 None if attention is None else attention.to(self.device),
                 asked_BT,
                 temperature,
+                entropy,
             )
         if self.sharded and not torch.is_grad_enabled():
             # The root keeps its weights gathered for a backward pass, but there is no backward pass here.
             spread_again(self._scorer)
-        return logprobs_BT
+        return scores
 
 
 def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806 (tensor names end with their shape)
+# ruff: noqa: N803, N806, N815 (tensor names end with their shape)
 """Log-probabilities of given tokens as a module: the unit of sharding, with bounded memory.
 
 Logits are the largest tensor of training: V numbers for each position. They are computed only for the requested
@@ -10,13 +10,15 @@ Legend: B lines, T positions, N requested positions, V vocabulary, D width.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fulmen_algorithm.training.token_entropy import entropy_of
 
 LOGITS_AT_ONCE = 2**25
 """Maximum number of logits in one piece, 128 MiB in float32."""
@@ -52,6 +54,18 @@ class ModelTraits:
     packs: bool
 
 
+class TokenScores(NamedTuple):
+    """Scores of the tokens of a micro-batch.
+
+    Attributes:
+        logprobs_BT: float32; 0.0 where a token was not requested.
+        entropy_BT: Entropy of the distribution from which the token was drawn, in nats, alike; None if not requested.
+    """
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor | None = None
+
+
 class TokenScorer(nn.Module):
     """Scores tokens with a causal language model; the forward pass of training."""
 
@@ -72,8 +86,11 @@ class TokenScorer(nn.Module):
         attention_mask_BT: Tensor | None,
         asked_BT: Tensor,
         temperature: float,
-    ) -> Tensor:
+        entropy: bool = False,
+    ) -> TokenScores:
         """Computes log p(token | tokens before it in its row) where `asked_BT` is true, and 0.0 elsewhere.
+
+        With `entropy` also the entropy of p(. | tokens before it in its row).
 
         Returns:
             float32 [B, T]; 0.0 at t = 0.
@@ -83,38 +100,51 @@ class TokenScorer(nn.Module):
         if self.traits.plain_head:
             decoder, head = parts_of(self.model)
             states_BTD = decoder(input_ids=input_ids_BT, **inputs).last_hidden_state
-            picked_N = _in_pieces(states_BTD[:, :-1][asked], targets_N, head, temperature)
+            found_N = _in_pieces(states_BTD[:, :-1][asked], targets_N, head, temperature, entropy=entropy)
         else:
             logits_BTV = self.model(input_ids=input_ids_BT, **inputs).logits
-            picked_N = _pick(logits_BTV[:, :-1][asked], targets_N, temperature)
-        picked_BT = torch.zeros(asked.shape, dtype=torch.float32, device=asked.device).masked_scatter(asked, picked_N)
-        return nn.functional.pad(picked_BT, (1, 0))
+            found_N = _pick(logits_BTV[:, :-1][asked], targets_N, temperature, entropy=entropy)
+        return TokenScores(*(_spread(values_N, asked) for values_N in found_N))
 
 
-def _in_pieces(states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperature: float) -> Tensor:
+def _spread(values_N: Tensor, asked: Tensor) -> Tensor:
+    """Puts values where they were requested, one position later than the states that they come from."""
+    values_BT = torch.zeros(asked.shape, dtype=torch.float32, device=asked.device).masked_scatter(asked, values_N)
+    return nn.functional.pad(values_BT, (1, 0))
+
+
+def _in_pieces(
+    states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperature: float, *, entropy: bool
+) -> tuple[Tensor, ...]:
     size = max(1, LOGITS_AT_ONCE // _width(head))
     if len(states_ND) <= size:
-        return _score(states_ND, targets_N, head, temperature)
+        return _score(states_ND, targets_N, head, temperature, entropy=entropy)
     pieces = []
     for states, targets in zip(states_ND.split(size), targets_N.split(size), strict=True):
         if torch.is_grad_enabled():
             # Logits are discarded and recomputed in the backward pass.
-            pieces.append(checkpoint(_score, states, targets, head, temperature, use_reentrant=False))
+            found = checkpoint(_score, states, targets, head, temperature, entropy=entropy, use_reentrant=False)
+            pieces.append(found)
         else:
-            pieces.append(_score(states, targets, head, temperature))
-    return torch.cat(pieces)
+            pieces.append(_score(states, targets, head, temperature, entropy=entropy))
+    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
 
-def _score(states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperature: float) -> Tensor:
-    return _pick(head(states_ND), targets_N, temperature)
+def _score(
+    states_ND: Tensor, targets_N: Tensor, head: nn.Module, temperature: float, *, entropy: bool
+) -> tuple[Tensor, ...]:
+    return _pick(head(states_ND), targets_N, temperature, entropy=entropy)
 
 
-def _pick(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+def _pick(logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy: bool) -> tuple[Tensor, ...]:
+    """Returns the log-probability of each target, and with `entropy` that of its distribution."""
     logits_NV = logits_NV.float()
     if temperature != 1.0:
         logits_NV = logits_NV / temperature
     # The same as a log-softmax, without a second tensor of V numbers for each position.
-    return logits_NV.gather(-1, targets_N[:, None]).squeeze(-1) - logits_NV.logsumexp(-1)
+    normaliser_N = logits_NV.logsumexp(-1)
+    picked_N = logits_NV.gather(-1, targets_N[:, None]).squeeze(-1) - normaliser_N
+    return (picked_N, entropy_of(logits_NV, normaliser_N)) if entropy else (picked_N,)
 
 
 def _width(head: nn.Module) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fulmen_algorithm.losses.covariance import chosen_tokens
+from fulmen_algorithm.losses.entropy_settings import ClipCovLoss, KlCovLoss
 from fulmen_algorithm.losses.loss_terms import TokenBatch
 from fulmen_algorithm.losses.losses import (
     TokenSums,
@@ -119,6 +121,7 @@ def train_step(
     current_version: int = 0,
     proximal_logprobs: Sequence[Sequence[float]] | None = None,
     reference: PolicyModel | None = None,
+    seed: int = 0,
 ) -> StepResult:
     """Takes one policy-gradient step on all `rows`.
 
@@ -130,15 +133,22 @@ def train_step(
         proximal_logprobs: R sequences of per-token log-probabilities at the start of the batch; None for those of
             this forward pass (correct for the first step of a batch).
         reference: Frozen policy of the KL penalty.
+        seed: Seed of the draw of the loss `clip_cov`.
 
     Raises:
         ValueError: if a row is longer than the token budget.
     """
-    weights = token_weights(rows, settings.objective.aggregation)
+    objective = settings.objective
+    weights = token_weights(rows, objective.aggregation)
+    chosen: Sequence[Sequence[bool]] | None = None
+    if isinstance(objective.loss, ClipCovLoss | KlCovLoss):
+        known = proximal_logprobs or logprobs_of(state.policy, rows, settings=settings, trained_only=True)
+        chosen = chosen_tokens(rows, known, objective.loss, seed=seed)
     sums: list[TokenSums] = []
 
     def loss_of(batch: MicroBatch) -> Tensor:
-        logprobs_BT = state.policy.token_logprobs(batch, temperature=settings.temperature, trained_only=True)
+        scores = state.policy.token_scores(batch, temperature=settings.temperature, trained_only=True, entropy=True)
+        logprobs_BT = scores.logprobs_BT
         device = logprobs_BT.device
         proximal_BT = logprobs_BT.detach()
         if proximal_logprobs is not None:
@@ -156,8 +166,10 @@ def train_step(
             mask_BT=batch.loss_mask_BT.to(device),
             row_index_BT=batch.row_index_BT.to(device),
             reference_BT=reference_BT,
+            entropy_BT=scores.entropy_BT,
+            chosen_BT=None if chosen is None else spread(batch, chosen).to(device).bool(),
         )
-        versions_BT, objective = batch.versions_BT.to(device), settings.objective
+        versions_BT = batch.versions_BT.to(device)
         sums.append(token_sums(tokens, versions_BT=versions_BT, current_version=current_version, objective=objective))
         return policy_loss(tokens, weights_BT=_weights(batch, weights).to(device), objective=objective)
 
@@ -227,6 +239,7 @@ def train_batch(
                 current_version=current_version,
                 proximal_logprobs=None if proximal is None else [proximal[i] for i in indices],
                 reference=reference,
+                seed=seed + number,
             )
         )
         if state.critic is not None and critic_targets is not None:

@@ -24,6 +24,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from fulmen_algorithm.engines.embedded.adapters import use_adapter
 from fulmen_algorithm.engines.embedded.protocol import EngineError, Overloaded, Sampling
 from fulmen_algorithm.engines.embedded.sampling import PerRequestSampler, SampledToken, TokenTap
+from fulmen_algorithm.engines.embedded.scoring import scores_of
 from fulmen_algorithm.engines.embedded.weights import Prepared, Served, replace_tensors
 
 TokenSink = Callable[[SampledToken], bool]
@@ -187,6 +188,23 @@ class Generator:
         finally:
             deadline.cancel()
             job.cancelled = True
+
+    async def score(self, token_ids: Sequence[int], *, adapter: str = "") -> list[float]:
+        """Computes the log-probability of each token but the first, between two batches; see `scoring.scores_of`.
+
+        Raises:
+            Overloaded: if the engine is shutting down.
+            EngineError: if the model cannot take the tokens.
+        """
+        try:
+            return await self._loop.run_in_executor(self._thread, self._score, token_ids, adapter)
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise EngineError(f"Scoring failed: {error}") from error
+
+    def _score(self, token_ids: Sequence[int], adapter: str) -> list[float]:
+        self._apply_swaps(False)
+        use_adapter(self.model, adapter)
+        return scores_of(self.model, token_ids)
 
     async def swap(self, weights: Prepared, version: int) -> float:
         """Swaps verified weights into the model at the next token boundary.

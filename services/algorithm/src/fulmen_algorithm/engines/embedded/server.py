@@ -1,10 +1,11 @@
-"""HTTP API of the engine: OpenAI chat completions and weight swaps.
+"""HTTP API of the engine: OpenAI chat completions, scores of given tokens, and weight swaps.
 
 Invariant: everything that takes longer than a millisecond runs in a thread and not on the event loop.
 """
 
 import asyncio
 import hmac
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter, time
@@ -28,6 +29,7 @@ from fulmen_algorithm.engines.embedded.protocol import (
     parse_weights_order,
 )
 from fulmen_algorithm.engines.embedded.sampling import SampledToken
+from fulmen_algorithm.engines.embedded.scoring import parse_score_request, score_answer
 from fulmen_algorithm.engines.embedded.text import TextStream
 from fulmen_algorithm.engines.embedded.weights import Prepared, prepare_delta, prepare_full
 from fulmen_algorithm.training.settings import WeightsKind
@@ -64,6 +66,7 @@ class EngineServer:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._score)
         app.router.add_get("/admin/weights", self._weights)
         app.router.add_post("/admin/weights", self._load_weights)
         app.router.add_get("/admin/stats", self._stats)
@@ -138,6 +141,18 @@ class EngineServer:
             return await self._stream(request, completion)
         await self._run(completion, completion.push)
         return _json(completion.answer())
+
+    async def _score(self, request: web.Request) -> web.Response:
+        embeddings: Any = self.generator.model.get_input_embeddings()
+        asked = parse_score_request(
+            await _read_json(request),
+            max_model_tokens=self.renderer.max_model_tokens,
+            vocabulary=int(embeddings.weight.shape[0]),
+        )
+        if asked.model not in self.model_names:
+            raise ModelNotFound(f"The model {asked.model!r} does not exist.", param="model", code="model_not_found")
+        logprobs = await self.generator.score(asked.token_ids, adapter=self.model_names[asked.model])
+        return _json(score_answer(asked, logprobs, answer_id=f"cmpl-{uuid.uuid4().hex}", created=int(time())))
 
     def _completion(self, chat: ChatRequest, prompt_ids: list[int], max_tokens: int) -> Completion:
         tokenizer = self.renderer.tokenizer

@@ -19,6 +19,7 @@ from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_gr
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.descriptions import description_problems
+from fulmen_algorithm.runs.creation.earlier_runs import earlier_problems
 from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
 from fulmen_algorithm.runs.creation.policies import (
     PINNED,
@@ -165,7 +166,7 @@ async def checked_with_resources(
     """Returns the settings of a draft and every problem; `trained` are the policies that the stages before it train."""
     settings, violations = checked_draft(draft, rules.registry)
     if settings is not None:
-        violations += _engine_problems(settings.engine, rules)
+        violations += _engine_problems(settings.engine, rules, beside=settings.engines_beside)
         violations += _endpoint_problems(settings, rules.endpoints)
         violations += _target_problems(settings, rules.exchange_targets)
         violations += _cluster_problems(settings.cluster, rules.clusters, field="parallel")
@@ -183,6 +184,8 @@ async def checked_with_resources(
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, resources)
         violations += await _source_problems(draft, resources, knows_run)
+        if settings is not None:
+            violations += await earlier_problems(draft.project, settings, resources, knows_run)
         if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
             violations += await version_problems(draft.policy, resources)
     return settings, violations
@@ -195,11 +198,11 @@ async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]
     return [Violation(field="policy.name", description=text)]
 
 
-def _engine_problems(engine: EngineSettings, rules: CreationRules) -> list[Violation]:
+def _engine_problems(engine: EngineSettings, rules: CreationRules, *, beside: int) -> list[Violation]:
     problems, engines = [], each_engine(engine)
-    if rules.max_engines and len(engines) > rules.max_engines:
+    if rules.max_engines and len(engines) + beside > rules.max_engines:
         problems.append(
-            f"needs {len(engines)} engines; the service has at most {rules.max_engines} (its setting "
+            f"needs {len(engines) + beside} engines; the service has at most {rules.max_engines} (its setting "
             "FULMEN_ALGORITHM_MAX_ENGINES)"
         )
     is_here = isinstance(engine, VllmEngine) and engine.cluster == THIS_MACHINE

@@ -1,0 +1,1 @@
+"""Parts that a policy-gradient algorithm has if its settings ask for them."""
