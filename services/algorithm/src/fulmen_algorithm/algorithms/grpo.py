@@ -49,6 +49,14 @@ class GrpoSettings(PolicyGradientSettings):
     engine_mismatch: MismatchSettings = MismatchSettings()
 
     @model_validator(mode="after")
+    def _older_versions_may_sample(self) -> Self:
+        if self.write_behind and not self.max_staleness:
+            raise ValueError(
+                "write_behind: needs max_staleness above 0: an older version samples while one is published"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         if self.group_size < MIN_COMPARED and compares_groups(self.scoring):
             raise ValueError(
@@ -89,13 +97,15 @@ class Grpo:
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
+            validates = step % settings.validate_every == 0 or step == settings.steps
             if not ctx.policy.version:
                 with ctx.recorder.spending("publish"):
-                    await ctx.policy.publish()
+                    # What is validated is what is served.
+                    await ctx.policy.publish(behind=settings.write_behind and not validates)
                     metrics |= ctx.policy.publish_metrics
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx)
-            if step % settings.validate_every == 0 or step == settings.steps:
+            if validates:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
             if metrics:

@@ -9,15 +9,16 @@ the engine itself reports which version sampled each token.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.policy.services import RunServices
-from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.rollouts.groups import in_branch
+from fulmen_algorithm.runs.behind import Behind
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel
 from fulmen_algorithm.training.rows import Row
@@ -89,9 +90,10 @@ class Policy:
     """The interface of the policy for algorithms.
 
     Attributes:
-        publish_metrics: Cost of the last publication: `publish_seconds`, `publish_bytes` read by the engine,
+        publish_metrics: Cost of the last publication that is over: `publish_seconds`, `publish_bytes` read by the engine,
             `publish_bytes_full` of the complete weights, `publish_pause_ms` without sampling, and, for a delta,
             `delta_changed_share` of the weights.
+        behind: The publication that goes on behind the training.
     """
 
     def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:
@@ -107,6 +109,8 @@ class Policy:
         self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
+        self.behind = Behind()
+        self._model = Path()
         self.publish_metrics: dict[str, float] = {}
         self._versions = Versions(
             files=services.entry.files,
@@ -146,6 +150,7 @@ class Policy:
         results = await self._trainer.train(
             rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
         )
+        await self.behind.settle()
         self._report_exchanges(results)
         return results
 
@@ -172,6 +177,7 @@ class Policy:
         self._supervised = (step, number + 1)
         later = min(number, self._per_step - 1)
         result = await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+        await self.behind.settle()
         self._report_exchanges([result])
         return result
 
@@ -190,37 +196,54 @@ class Policy:
         metric = progress.rewards[-1] if progress.rewards else None
         return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
 
-    async def publish(self) -> int:
+    async def publish(self, *, behind: bool = False) -> int:
         """Publishes the present weights if necessary, and swaps them in if the policy is served.
 
+        With `behind`, and a trainer that can, it returns once the weights are copied. They are then published while the
+        caller trains on, until the next `train` returns; what fails is raised by the next `publish`.
+
         Returns:
-            The policy version.
+            The policy version; 0 if it is still being published.
 
         Raises:
             Interrupted: if the run was asked to stop; the next `publish` starts over.
         """
         self.publish_metrics = {}
-        if not self.version:
-            started, step = time.monotonic(), self._recorder.progress.step
-            last = step >= self._recorder.steps
-            saved = await self._versions.write(step, whole=last)
-            published, saved = await self._control.unless_stopped(self._announce(saved, step))
-            self.publish_metrics = {
-                "publish_bytes": float(saved.size_bytes),
-                "publish_bytes_full": float(saved.full_bytes),
-            }
-            if saved.kind is WeightsKind.DELTA:
-                self.publish_metrics["delta_changed_share"] = saved.changed_share
-            if self._served:
-                with self._versions.publishing(published.version):
-                    await self._swap(published)
-            self._recorder.published(published.version)
-            self._versions.served(published.version)
-            model = saved.merged or saved.path
-            self._entry.update(policy_version=published.name, model_path=str(model))
-            await self._prune(model)
-            self.publish_metrics["publish_seconds"] = time.monotonic() - started
+        await self.behind.done()
+        if self.version:
+            return self.version
+        started, step = time.monotonic(), self._recorder.progress.step
+        if behind and isinstance(self._trainer, WritesBehind) and step < self._recorder.steps:
+            save = await self._versions.copied(self._trainer, step)
+            work = self._publish_saved(save, step, started)
+            self.behind.start(work, name=f"publish step {step}")
+            return 0
+        saved = await self._versions.write(step, whole=step >= self._recorder.steps)
+        published = await self._announced(saved, step)
+        with self._versions.publishing(published.version):
+            await self._put_in(published, started)
         return self.version
+
+    async def _publish_saved(self, save: Callable[[], Awaitable[SavedModel]], step: int, started: float) -> None:
+        # If its chain is gone the trainer cannot write this version again: it has other weights by now.
+        await self._put_in(await self._announced(await save(), step), started)
+
+    async def _announced(self, saved: SavedModel, step: int) -> PublishedPolicy:
+        published, saved = await self._control.unless_stopped(self._announce(saved, step))
+        self.publish_metrics = {"publish_bytes": float(saved.size_bytes), "publish_bytes_full": float(saved.full_bytes)}
+        if saved.kind is WeightsKind.DELTA:
+            self.publish_metrics["delta_changed_share"] = saved.changed_share
+        self._model = saved.merged or saved.path
+        return published
+
+    async def _put_in(self, published: PublishedPolicy, started: float) -> None:
+        if self._served:
+            await self._swap(published)
+        self._recorder.published(published.version)
+        self._versions.served(published.version)
+        self._entry.update(policy_version=published.name, model_path=str(self._model))
+        await self._prune(self._model)
+        self.publish_metrics["publish_seconds"] = time.monotonic() - started
 
     async def serve(self, overrides: Mapping[str, Mapping[str, object]]) -> None:
         """Serves the present weights; `overrides` are request fields by rollout mode."""
@@ -247,6 +270,7 @@ class Policy:
             RunFailed: if the weights of the version are missing.
             Interrupted: if the run was asked to stop.
         """
+        await self.behind.done()
         saved = await self._versions.again(version)
         published, saved = await self._control.unless_stopped(
             self._announce(saved, self._versions.records[version].step, equals=version)

@@ -101,6 +101,8 @@ class AlgorithmSettings(RunSettings):
             `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
+            own process, and versions only by algorithms that train on rollouts of older ones.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
@@ -119,6 +121,7 @@ class AlgorithmSettings(RunSettings):
     exchange: ExchangeSettings | None = None
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = False
+    write_behind: bool = False
     weights: WeightsSettings = FullWeights()
     lora: LoraSettings | None = None
 
@@ -126,6 +129,14 @@ class AlgorithmSettings(RunSettings):
     def _adapters_are_published_whole(self) -> Self:
         if self.lora is not None and self.weights.kind != "full":
             raise ValueError("weights: must be full with lora; adapters have no deltas")
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_copies_all_weights(self) -> Self:
+        if self.write_behind and self.parallel.kind != "none":
+            raise ValueError("write_behind: needs parallel.kind none: ranks write their parts together, between steps")
+        if self.write_behind and self.lora is not None:
+            raise ValueError("write_behind: needs all weights to be trained: adapters are small, and written at once")
         return self
 
     @property

@@ -211,6 +211,7 @@ class RunExecutor:
                 checkpoint_every=settings.checkpoint_every,
                 collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
                 collapses=execution.entry.run.collapses,
+                write_behind=isinstance(settings, AlgorithmSettings) and settings.write_behind,
             ),
         )
 
@@ -336,6 +337,7 @@ class RunExecutor:
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""
         feed: asyncio.Task[None] | None = None
+        behind = [context.recorder.behind, *([context.trained.behind] if context.trained is not None else [])]
         try:
             if uses_rollouts:
                 await context.control.unless_stopped(context.rollouts.recover(context.progress))
@@ -345,10 +347,17 @@ class RunExecutor:
         except Interrupted:
             await context.recorder.checkpoint()
             raise
+        except asyncio.CancelledError:
+            for work in behind:
+                work.cancel()
+            raise
         finally:
             if feed is not None:
                 feed.cancel()
                 await asyncio.wait({feed})
+            # Nothing may be written behind a trainer that closes.
+            for work in behind:
+                await work.settle()
 
     async def _first_weights(self, execution: _Execution) -> Path:
         """Returns the initial model folder.

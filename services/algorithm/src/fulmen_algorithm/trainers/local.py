@@ -28,7 +28,7 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
-from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
 from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
@@ -127,6 +127,29 @@ class LocalTrainer:
         self._state.reducer.synchronize()
         with full_disk_as_storage_failed(folder):
             return self._state.policy.publish(folder, order)
+
+    def copy_weights(self, order: WeightsOrder) -> Callable[[Path], WrittenWeights]:
+        """Copies the present weights of one process; returns what writes them, in any thread."""
+        self._state.reducer.synchronize()
+        write = self._state.policy.copy_to_publish(order)
+
+        def write_copy(folder: Path) -> WrittenWeights:
+            with full_disk_as_storage_failed(folder):
+                return write(folder)
+
+        return write_copy
+
+    def copy_state(self) -> Callable[[Path], None]:
+        """Copies the training state of one process; returns what writes it, in any thread."""
+        self._state.reducer.synchronize()
+        with self._randomness.in_use():
+            write = copy_state(self._state)
+
+        def write_copy(folder: Path) -> None:
+            with full_disk_as_storage_failed(folder):
+                write(folder)
+
+        return write_copy
 
     def write_state(self, folder: Path) -> None:
         """Writes the complete training state."""

@@ -7,7 +7,7 @@ the sampling temperature, for any precision of the passes and any number of rank
 Legend: B lines, T positions, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, lay
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd, WeightsKind
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.sources import FirstRankFailed, sources_of
+from fulmen_algorithm.weights.sources import FirstRankFailed, Source, copies_of, sources_of
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
 from fulmen_algorithm.weights.torch_tensors import published_tensors
 from fulmen_algorithm.weights.weight_writer import WeightWriter
@@ -131,16 +131,24 @@ class PolicyModel:
                 self._scorer.try_out()
             spread_again(self._scorer)
 
-    def save(self, model_dir: Path | str, *, tokenizer: bool = True) -> None:
+    def save(
+        self, model_dir: Path | str, *, tokenizer: bool = True, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Writes the trained weights, a model folder or a folder of adapters; complete when this returns.
 
         All ranks call it, and rank 0 writes.
+
+        Args:
+            model_dir: The folder.
+            tokenizer: Whether the tokenizer is written, too.
+            weights: Copies of `published_tensors` to write instead of the present weights.
         """
         if not self._in_first_copy:
             return
         folder = Path(model_dir)
         if self.adapters is None:
-            tensors = ToWrite(sources=sources_of(published_tensors(self.model)), copy=self.groups.copy)
+            present = published_tensors(self.model) if weights is None else weights
+            tensors = ToWrite(sources=sources_of(present), copy=self.groups.copy)
             with suppress(FirstRankFailed):
                 write_folder(tensors, self, folder, by_name=self.by_name)
         else:
@@ -174,7 +182,26 @@ class PolicyModel:
             sources = self.adapters.merged(self.adapters.names[0], earlier)
         else:
             return self.adapters.write(folder, copy)
-        written = self._writer.write(sources, self, folder, order, copy)
+        return self._published(sources, order, folder)
+
+    def copy_to_publish(self, order: WeightsOrder) -> Callable[[Path], WrittenWeights]:
+        """Copies the present weights, all of which are on this rank, in the type of the order.
+
+        Returns:
+            What writes them to a folder, once, in any thread, while the model trains on; see `publish`.
+        """
+        copies = copies_of(published_tensors(self.model), getattr(torch, order.dtype))
+
+        def write(folder: Path) -> WrittenWeights:
+            written = self._published(sources_of(copies, are_copies=True), order, folder)
+            copies.clear()
+            assert written is not None  # a rank without others leads
+            return written
+
+        return write
+
+    def _published(self, sources: Mapping[str, Source], order: WeightsOrder, folder: Path) -> WrittenWeights | None:
+        written = self._writer.write(sources, self, folder, order, self.groups.copy)
         if written is not None and written.kind is WeightsKind.FULL:
             self.tokenizer.save_pretrained(folder)
         return written
