@@ -7,6 +7,7 @@ trainer's own weights are never rounded.
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def _delta(tensors: ToWrite, base: _Kept, new: _Kept, folder: Path, order: Weigh
             delta.add(name, before, base.digests[name], raw)
 
     def finish() -> WrittenWeights | None:
-        if delta.too_large:
+        if delta.too_large():
             return None
         folder.mkdir(parents=True, exist_ok=True)
         size = delta.write(folder / DELTA_FILE)
@@ -139,7 +140,8 @@ def _delta(tensors: ToWrite, base: _Kept, new: _Kept, folder: Path, order: Weigh
             base_sha256=order.base_sha256,
         )
 
-    return with_each(list(new.layout), gather, take, finish, copy)
+    with closing(delta):
+        return with_each(list(new.layout), gather, take, finish, copy)
 
 
 def _described(folder: Path, new: _Kept, order: WeightsOrder) -> tuple[WrittenWeights, bool]:
