@@ -16,7 +16,7 @@ from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
 from fulmen_algorithm.training.default_rates import REINFORCEMENT, RateBySize
-from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
+from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Muon, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
 
@@ -84,8 +84,8 @@ class AlgorithmSettings(RunSettings):
 
     Attributes:
         learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
-        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
-        weight_decay: Decoupled weight decay; only for AdamW.
+        optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; not for SGD.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
         warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
@@ -160,8 +160,12 @@ class AlgorithmSettings(RunSettings):
 
     @model_validator(mode="after")
     def _optimizer_has_what_is_asked_of_it(self) -> Self:
-        if self.weight_decay and not isinstance(self.optimizer, AdamW):
-            raise ValueError("weight_decay: needs optimizer.kind adamw")
+        if self.weight_decay and isinstance(self.optimizer, Sgd):
+            raise ValueError("weight_decay: needs optimizer.kind adamw or muon")
+        if isinstance(self.optimizer, Muon) and self.parallel.kind == "fsdp2":
+            raise ValueError("optimizer.kind: muon needs whole matrices, parallel.kind none or ddp")
+        if isinstance(self.optimizer, Muon) and self.lora is not None:
+            raise ValueError("optimizer.kind: muon needs all weights to be trained: adapters are factors of matrices")
         return self
 
     @model_validator(mode="after")
@@ -246,7 +250,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
         # It would change adapters of roles without rows in the step.
         found.append(f"exchange: {exchange.name} keeps a residual of each step, which does not work with lora")
     every_step = exchange.outer.kind == "every_step"
-    if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
+    if exchange.sgd_only and every_step and not isinstance(optimizer, Sgd):
         found.append(
             f"optimizer: {exchange.name} needs kind sgd and a higher learning rate: its residuals arrive in"
             " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"

@@ -27,7 +27,7 @@ from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
-from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
+from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
 from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
 from fulmen_algorithm.weights.lora import TargetsUnknown
@@ -190,7 +190,8 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     groups = policy.groups
     link = open_link(setup.exchange, parameters=parameters, ranks=groups.peers, access=setup.server_access)
-    rule = setup.optimizer.rule.kind
+    # For the exchange all rules but SGD are like AdamW: bursts do them harm.
+    rule = "sgd" if isinstance(setup.optimizer.rule, Sgd) else "adamw"
     return CodecReducer.open(
         setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule, copy=groups.copy
     )

@@ -37,7 +37,7 @@ from fulmen_algorithm.training.parallel import (
 from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of
-from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd, WeightsKind
+from fulmen_algorithm.training.settings import LoraSettings, PackingMode, WeightsKind
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.weights.sources import FirstRankFailed, Source, copies_of, sources_of
@@ -319,21 +319,3 @@ def has_names_of(folder: Path, model: PreTrainedModel) -> bool:
         return False
     tensors = published_tensors(model).items()
     return all(name in in_files and in_files[name][1] == tuple(tensor.shape) for name, tensor in tensors)
-
-
-def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Builds the optimiser over all parameters; with AdamW, matrices decay and vectors (norms, biases) do not."""
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    rule = settings.rule
-    if isinstance(rule, Sgd):
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=rule.momentum)
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=settings.learning_rate,
-        betas=(rule.beta1, rule.beta2),
-        eps=rule.epsilon,
-    )

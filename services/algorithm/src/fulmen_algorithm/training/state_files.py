@@ -215,8 +215,9 @@ def _read_moments(folder: Path, state: TrainingState, saved: Mapping[str, Any]) 
     copies = sorted(folder.glob(MOMENTS.format(copy="*")))
     state.optimizer.state.clear()
     for name, counts in saved["counts"].items():
-        # The optimiser keeps its step count on the CPU.
-        state.optimizer.state[parameters[name]].update({key: value.clone() for key, value in counts.items()})
+        # The optimiser keeps its step count on the CPU, but a fused one with the weights.
+        place = parameters[name].device if state.optimizer.defaults.get("fused") else "cpu"
+        state.optimizer.state[parameters[name]].update({k: value.to(place, copy=True) for k, value in counts.items()})
     for key, names in saved["moments"].items():
         moments = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
         place = copies[groups.peers.rank % len(copies)] if state.reducer.steps_locally else copies[0]
