@@ -16,6 +16,7 @@ from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
 from fulmen_algorithm.training.default_rates import REINFORCEMENT, RateBySize
+from fulmen_algorithm.training.passes import PassSettings
 from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Muon, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
@@ -101,6 +102,7 @@ class AlgorithmSettings(RunSettings):
             `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
         write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
             own process, and versions only by algorithms that train on rollouts of older ones.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
@@ -121,6 +123,7 @@ class AlgorithmSettings(RunSettings):
     exchange: ExchangeSettings | None = None
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = False
+    passes: PassSettings = PassSettings()
     write_behind: bool = False
     weights: WeightsSettings = FullWeights()
     lora: LoraSettings | None = None
@@ -192,6 +195,7 @@ class AlgorithmSettings(RunSettings):
             parallel=self.parallel,
             precision=self.precision,
             gradient_checkpointing=self.gradient_checkpointing,
+            passes=self.passes,
         )
 
     @property

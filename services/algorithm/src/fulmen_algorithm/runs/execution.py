@@ -181,7 +181,8 @@ class RunExecutor:
         start = await control.unless_stopped(asyncio.to_thread(starting_point, checkpoints, run.branch_points))
         model, base = await self._model_to_train(execution, start, trains=algorithm.trains)
         if model is not None:
-            notify("info", "Starting the trainer and loading the model.")
+            passes = settings.compute.passes.described
+            notify("info", f"Starting the trainer and loading the model{f', with {passes}' if passes else ''}.")
         trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
             await recorder.recover(

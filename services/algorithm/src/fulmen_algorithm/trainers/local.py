@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import structlog
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
 from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
-from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
@@ -34,6 +35,8 @@ from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
 from fulmen_exchange.way_out import WayOut
+
+_log = structlog.get_logger()
 
 Meet = Callable[[], tuple[str, socket.socket | None]]
 """Tells where ranks meet, and the socket at which this one waits for them, if it is the first."""
@@ -65,7 +68,12 @@ class LocalTrainer:
         mesh = groups_of(ranks, setup.compute.parallel).mesh
         with randomness.in_use():
             policy = load_policy(setup.model_dir, devices.policy, setup.lora, mesh)
-        policy.prepare(setup.compute, ranks)
+        try:
+            policy.prepare(setup.compute, ranks)
+        except AttentionUnsupported as error:
+            raise RunFailed(str(error)) from error
+        if ranks.leads:
+            _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
         reference = None
         if setup.reference_dir is not None:
             reference = load_policy(setup.reference_dir, devices.reference, mesh=mesh)

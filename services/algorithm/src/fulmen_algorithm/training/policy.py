@@ -8,9 +8,9 @@ Legend: B lines, T positions, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from fulmen_algorithm.training.compute import Balance, ComputeSettings, Fsdp2
+from fulmen_algorithm.training.offloading import offloaded
 from fulmen_algorithm.training.packing import MicroBatch
 from fulmen_algorithm.training.parallel import (
     RankGroups,
@@ -35,8 +36,9 @@ from fulmen_algorithm.training.parallel import (
     wants_bf16,
 )
 from fulmen_algorithm.training.part_loading import load_part
+from fulmen_algorithm.training.passes import Attention
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, layers_of
+from fulmen_algorithm.training.scorer import TokenScorer, checkpoint_layers, compile_layers, layers_of
 from fulmen_algorithm.training.settings import LoraSettings, PackingMode, WeightsKind
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
@@ -48,6 +50,10 @@ from fulmen_exchange.ranks import Ranks
 
 if TYPE_CHECKING:
     from fulmen_algorithm.weights.lora import Adapters
+
+
+class AttentionUnsupported(ValueError):
+    """A model has no implementation of attention that was asked for."""
 
 
 class PolicyModel:
@@ -80,6 +86,7 @@ class PolicyModel:
         self.speeds: RankSpeeds | None = None
         self._scorer = TokenScorer(model)
         self._bf16 = False
+        self._offloads = False
         # Whether files name tensors as the model in memory does. Merged weights are written under the names in memory.
         self.by_name = by_name or lora is not None
         self._writer = WeightWriter(by_name=self.by_name)
@@ -118,18 +125,45 @@ class PolicyModel:
         """Prepares the model for training by some ranks; called once by each, before an optimiser is built.
 
         Weights that are to be spread over the ranks may be whole on each, or in parts already.
+
+        Raises:
+            AttentionUnsupported: if the model has no such attention.
         """
         self.ranks, self.groups = ranks, groups_of(ranks, compute.parallel)
         if compute.parallel.balance is Balance.SPEED:
             self.speeds = RankSpeeds(ranks_per_copy=self.groups.copy.world_size)
         self._bf16 = wants_bf16(compute, ranks.device)
+        self._offloads = compute.passes.offload
+        if compute.passes.attention is not Attention.AUTO:
+            self._attend_by(compute.passes.attention)
         if compute.gradient_checkpointing:
             checkpoint_layers(self.model)
+        if compute.passes.compile:
+            compile_layers(self.model)
         if isinstance(compute.parallel, Fsdp2) and self.groups.mesh is not None:
             shard(self._scorer, layers_of(self.model), self.groups.mesh, compute.parallel, bf16=self._bf16)
             with torch.no_grad():
                 self._scorer.try_out()
             spread_again(self._scorer)
+
+    def _attend_by(self, attention: Attention) -> None:
+        model: Any = getattr(self.model, "get_base_model", lambda: self.model)()
+        try:
+            model.set_attn_implementation(attention.value)
+        except (ValueError, ImportError) as error:
+            raise AttentionUnsupported(f"The model cannot be computed with attention {attention}: {error}") from error
+        if self.attention != attention.value:
+            raise AttentionUnsupported(
+                f"The model cannot be computed with attention {attention}: it has {self.attention}."
+            )
+        if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+            # Whether rows of a line attend to each other depends on it.
+            self._scorer.try_out()
+
+    @property
+    def attention(self) -> str:
+        """Implementation of attention that passes use."""
+        return str(getattr(self.model.config, "_attn_implementation", ""))
 
     def save(
         self, model_dir: Path | str, *, tokenizer: bool = True, weights: Mapping[str, Tensor] | None = None
@@ -283,7 +317,8 @@ class PolicyModel:
         attention = batch.attention_mask_BT
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
-        with autocast(self.device, bf16=self._bf16 and not self.sharded):
+        moved = offloaded() if self._offloads and torch.is_grad_enabled() else nullcontext()
+        with autocast(self.device, bf16=self._bf16 and not self.sharded), moved:
             logprobs_BT: Tensor = self._scorer(
                 ids_BT,
                 batch.position_ids_BT.to(self.device),
