@@ -321,7 +321,7 @@ def _difference(old: RawTensor, new: RawTensor) -> _Difference | None:
 
 def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, Bytes], dict[str, Any]]:
     """Chooses the encoding of a tensor; returns its streams and their kinds."""
-    gaps = (np.diff(positions, prepend=-1) - 1).astype(np.uint32 if old.size < 2**32 else np.uint64)
+    gaps: Words = (np.diff(positions, prepend=-1) - 1).astype(np.uint32 if old.size < 2**32 else np.uint64)
     where, values = pack_varints(gaps), pack_varints(steps(old[positions], new[positions]))
     kinds = {"positions": GAPS, "values": STEPS}
     if where.size > -(-old.size // 8):
