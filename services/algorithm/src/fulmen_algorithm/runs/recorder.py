@@ -322,7 +322,8 @@ class Recorder:
         await self.behind.done()
         if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
             return
-        progress, trainer = self.progress, self._trainer
+        progress = self.progress
+        trainer: Trainer | None = self._trainer
         if behind and isinstance(trainer, WritesBehind):
             write = await trainer.copy_state()
             self.behind.start(self._write(progress, write), name=f"checkpoint {progress.step}")

@@ -99,12 +99,12 @@ class InProcessTrainer:
     async def copy_weights(self, order: WeightsOrder) -> Callable[[Path], Awaitable[WrittenWeights]]:
         """See `policy.trainer.WritesBehind`."""
         write = await self._thread.run(self._trainer.copy_weights, order)
-        return partial(asyncio.to_thread, write)
+        return lambda folder: asyncio.to_thread(write, folder)
 
     async def copy_state(self) -> Callable[[Path], Awaitable[None]]:
         """See `policy.trainer.WritesBehind`."""
         write = await self._thread.run(self._trainer.copy_state)
-        return partial(asyncio.to_thread, write)
+        return lambda folder: asyncio.to_thread(write, folder)
 
     async def write_state(self, folder: Path) -> None:
         """Writes the complete training state."""
