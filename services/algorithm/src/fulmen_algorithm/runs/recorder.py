@@ -323,12 +323,12 @@ class Recorder:
         if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
             return
         progress = self.progress
-        trainer: Trainer | None = self._trainer
-        if behind and isinstance(trainer, WritesBehind):
-            write = await trainer.copy_state()
+        trainer: object = self._trainer
+        write = await trainer.copy_state() if behind and isinstance(trainer, WritesBehind) else None
+        if write is not None:
             self.behind.start(self._write(progress, write), name=f"checkpoint {progress.step}")
         else:
-            await self._write(progress, None if trainer is None else trainer.write_state)
+            await self._write(progress, None if self._trainer is None else self._trainer.write_state)
 
     async def _write(self, progress: Progress, write: Callable[[Path], Awaitable[None]] | None) -> None:
         folder = await asyncio.to_thread(self._checkpoints.begin)
