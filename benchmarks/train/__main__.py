@@ -2,8 +2,8 @@
 
 Method: `learning`, `overlap` and `ranks` run whole trainings through the four services on this machine (`fulmen up`, `fulmen
 train`); `variants` and `gain` run the same algorithms in one process, without transport; `gain` tests what imitation and
-reinforcement learning each leave on tasks that neither saw, with an interval; `trainer` and `publish` are
-benchmarks.trainer and benchmarks.publish. Accuracy is greedy, on held-out tasks. Goals hold for the worst seed, and no
+reinforcement learning each leave on tasks that neither saw, with an interval; `trainer`, `publish` and `behind` are
+benchmarks.trainer, benchmarks.publish and benchmarks.behind. Accuracy is greedy, on held-out tasks. Goals hold for the worst seed, and no
 setting was chosen on a seed that is reported. Metrics without a goal are in `metrics`.
 
 Run `python -m benchmarks.train [--short] [--only PART ...] [--output FOLDER]`; writes train.json and train.png there,
@@ -36,6 +36,7 @@ PARTS: dict[str, Part] = {
     "ranks": ranks.run,
     "trainer": alone.trainer,
     "publish": alone.publish,
+    "behind": alone.behind,
 }
 NAME = "train"
 

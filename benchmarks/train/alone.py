@@ -1,4 +1,4 @@
-"""Benchmarks of training that are programs of their own: the trainer alone, and publishing a version."""
+"""Benchmarks of training that are programs of their own: the trainer alone, publishing a version, and writing behind."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def trainer(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
 def publish(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
     """Measures what publishing a version costs."""
     raw = _metrics("publish", *(("--short",) if short else ()))
+    return raw, raw.pop("claims")
+
+
+def behind(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
+    """Measures how long the trainer waits for a version and a checkpoint."""
+    raw = _metrics("behind", *(("--short",) if short else ()))
     return raw, raw.pop("claims")
 
 

@@ -1,7 +1,8 @@
 """A trainer without torch, whose weights are the list of the rows it was trained on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,17 @@ class BookTrainer:
         weights = write_book(folder, self.book)
         size = weights.size_bytes
         return WrittenWeights(kind=WeightsKind.FULL, sha256=weights.sha256(), size_bytes=size, full_bytes=size)
+
+    async def copy_weights(self, order: WeightsOrder) -> Callable[[Path], Awaitable[WrittenWeights]]:
+        return partial(self._copy().write_weights, order=order)
+
+    async def copy_state(self) -> Callable[[Path], Awaitable[None]]:
+        return self._copy().write_state
+
+    def _copy(self) -> "BookTrainer":
+        copy = BookTrainer()
+        copy.book = [*self.book]
+        return copy
 
     async def write_state(self, folder: Path) -> None:
         write_book(folder / "model", self.book)

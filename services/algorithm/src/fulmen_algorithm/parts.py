@@ -203,6 +203,7 @@ def rules_of(
         model_roots=roots,
         models=models,
         is_taken=is_taken,
+        device=settings.device,
     )
 
 

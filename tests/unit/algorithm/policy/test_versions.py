@@ -132,8 +132,8 @@ async def test_an_older_version_is_published_again_and_says_which_it_is(world, g
     rolled: list[str] = []
     publish = Policy.publish
 
-    async def publish_and_rollback(policy: Policy) -> int:
-        version = await publish(policy)
+    async def publish_and_rollback(policy: Policy, *, behind: bool = False) -> int:
+        version = await publish(policy, behind=behind)
         if version == 3 and not rolled:
             rolled.append((await policy.rollback(2)).name)
             assert world.served is not None

@@ -300,6 +300,13 @@ async def test_an_unavailable_engine_is_refused_before_anything_is_created(engin
     assert problem in violation.description
 
 
+async def test_passes_that_the_device_cannot_compute_are_refused_before_anything_is_created(world, grpo_draft):
+    draft = replace(grpo_draft, settings_json=json.dumps({"passes": {"attention": "flex_attention", "offload": True}}))
+    with pytest.raises(SettingsInvalid) as raised:
+        await created(draft, world)
+    assert [v.description.partition(":")[0] for v in raised.value.violations] == ["passes.attention", "passes.offload"]
+
+
 async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines_on_those_of_ray(world, grpo_draft):
     async def problems(**engine: object) -> list[str]:
         settings = {"engine": {"kind": "vllm", **engine}}

@@ -82,11 +82,12 @@ def draft(name: str, first: Path, **more: object) -> RunDraft:
 class Story:
     """Two runs in a state folder, and the lives of the service over it."""
 
-    def __init__(self, folder: Path, seed: int, staleness: Sequence[int]) -> None:
+    def __init__(self, folder: Path, seed: int, staleness: Sequence[int], *, behind: bool = False) -> None:
         self.folder = folder
         self.world = made_world()
         self.world.chance = random.Random(seed)
         self.staleness = dict(zip(NAMES, staleness, strict=True))
+        self.behind = behind
         for name in NAMES:
             child = self.world.child(name)
             child.sampled_early = True
@@ -97,7 +98,8 @@ class Story:
         write_book(self.folder / "first", [])
         service = self.open()
         for name, staleness in self.staleness.items():
-            service.runs.add(await created(draft(name, self.folder / "first", max_staleness=staleness), self.world))
+            more = {"max_staleness": staleness, "write_behind": self.behind and staleness > 0}
+            service.runs.add(await created(draft(name, self.folder / "first", **more), self.world))
         service.close()
 
     def open(self) -> Service:
@@ -181,19 +183,35 @@ class Story:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(events=st.lists(EVENTS, max_size=6), seed=st.integers(0, 2**32), staleness=st.tuples(*[st.integers(0, 2)] * 2))
+@given(
+    events=st.lists(EVENTS, max_size=6),
+    seed=st.integers(0, 2**32),
+    staleness=st.tuples(*[st.integers(0, 2)] * 2),
+    behind=st.booleans(),
+)
 def test_through_any_kills_pauses_and_rollbacks_each_prompt_is_in_the_weights_once_and_no_row_is_too_old(
-    events, seed, staleness
+    events, seed, staleness, behind
 ):
     async def tell() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            story = Story(Path(folder), seed, staleness)
+            story = Story(Path(folder), seed, staleness, behind=behind)
             await story.begin()
             for event in [*events, None]:
                 await story.live(event)
             story.check()
 
     asyncio.run(tell())
+
+
+async def test_a_run_that_publishes_and_saves_behind_trains_and_serves_every_version(tmp_path):
+    story = Story(tmp_path, 5, (2, 2), behind=True)
+    await story.begin()
+    await story.live(None)
+    story.check()
+    for name in NAMES:
+        folder = tmp_path / f"state/runs/default/{name}"
+        versions = [json.loads(line) for line in (newest_journal(folder) / "versions.jsonl").read_text().splitlines()]
+        assert [each["step"] for each in versions] == list(range(STEPS + 1))
 
 
 async def test_without_staleness_no_rollout_of_a_step_is_made_before_its_version_is_served(tmp_path):

@@ -18,9 +18,7 @@ from fulmen_algorithm.weights.delta import (
     WrongBase,
     apply,
     encode,
-    pack_varints,
     read_header,
-    unpack_varints,
 )
 from fulmen_algorithm.weights.tensor_files import (
     RawTensor,
@@ -30,6 +28,7 @@ from fulmen_algorithm.weights.tensor_files import (
     read_tensors,
     write_tensors,
 )
+from fulmen_algorithm.weights.varints import pack_varints, unpack_varints
 
 GOLDEN = Path(__file__).parent / "golden"
 WORD_TYPES = {"BF16": np.uint16, "F32": np.uint32, "F8_E4M3": np.uint8, "F64": np.uint64}

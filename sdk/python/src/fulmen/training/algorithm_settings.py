@@ -74,8 +74,8 @@ class AlgorithmSettings(RunSettings, total=False):
 
     Attributes:
         learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
-        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
-        weight_decay: Decoupled weight decay; only for AdamW.
+        optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; not for SGD.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
         warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
@@ -91,6 +91,9 @@ class AlgorithmSettings(RunSettings, total=False):
             `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
+        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
+            own process, and versions only by algorithms that train on rollouts of older ones.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
@@ -108,6 +111,8 @@ class AlgorithmSettings(RunSettings, total=False):
     exchange: Mapping[str, Any] | None
     precision: str
     gradient_checkpointing: bool
+    passes: Mapping[str, Any]
+    write_behind: bool
     weights: Mapping[str, Any]
     lora: Mapping[str, Any] | None
 

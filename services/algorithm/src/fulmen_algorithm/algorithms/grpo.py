@@ -98,6 +98,16 @@ class GrpoSettings(PolicyGradientSettings):
         return self
 
     @model_validator(mode="after")
+    def _older_versions_may_sample(self) -> Self:
+        if self.write_behind and not self.max_staleness:
+            raise ValueError(
+                "write_behind: needs max_staleness above 0: an older version samples while one is published"
+            )
+        if self.write_behind and self.opponents.kind != "none":
+            raise ValueError("write_behind: past versions play as soon as they are published; set opponents to none")
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_be_compared(self) -> Self:
         if self.group_size < MIN_COMPARED and compares_groups(self.scoring):
             raise ValueError(
@@ -157,13 +167,15 @@ class Grpo:
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
+            validates = step % settings.validate_every == 0 or step == settings.steps
             with ctx.recorder.spending("publish"):
-                await ctx.policy.publish()
+                # What is validated is what is served.
+                await ctx.policy.publish(behind=settings.write_behind and not validates)
                 metrics |= ctx.policy.publish_metrics
                 faced = await opponents.refresh()
             with ctx.recorder.spending("submit"):
                 await self._admit(ctx, order)
-            if step % settings.validate_every == 0 or step == settings.steps:
+            if validates:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
             if metrics:

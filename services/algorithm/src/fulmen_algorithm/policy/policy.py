@@ -9,15 +9,16 @@ the engine itself reports which version sampled each token.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fulmen_algorithm.policy.services import RunServices
-from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
 from fulmen_algorithm.policy.versions import Versions
 from fulmen_algorithm.rollouts.groups import in_branch
+from fulmen_algorithm.runs.behind import Behind
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel
 from fulmen_algorithm.training.rows import Row
@@ -91,9 +92,10 @@ class Policy:
     """The interface of the policy for algorithms.
 
     Attributes:
-        publish_metrics: Cost of the last publication: `publish_seconds`, `publish_bytes` read by the engine,
+        publish_metrics: Cost of the last publication that is over: `publish_seconds`, `publish_bytes` read by the engine,
             `publish_bytes_full` of the complete weights, `publish_pause_ms` without sampling, and, for a delta,
             `delta_changed_share` of the weights.
+        behind: The publication that goes on behind the training.
     """
 
     def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:
@@ -114,6 +116,8 @@ class Policy:
         self._served = False
         self._present = 0
         """Version that this object published or found last; 0 for none."""
+        self.behind = Behind()
+        self._model = Path()
         self.publish_metrics: dict[str, float] = {}
         self._versions = Versions(
             files=services.entry.files,
@@ -153,6 +157,7 @@ class Policy:
         results = await self._trainer.train(
             rows, settings=self._placed(settings), batch=batch, seed=seed, current_version=current_version
         )
+        await self.behind.settle()
         self._report_exchanges(results)
         return results
 
@@ -183,6 +188,7 @@ class Policy:
         self._supervised = (step, number + 1)
         later = min(number, self._per_step - 1)
         result = await self._trainer.train_supervised(rows, settings=self._placed(settings).later(later))
+        await self.behind.settle()
         self._report_exchanges([result])
         return result
 
@@ -201,46 +207,71 @@ class Policy:
         metric = progress.rewards[-1] if progress.rewards else None
         return replace(settings, planned_steps=progress.step * per_step, total_steps=steps * per_step, metric=metric)
 
-    async def publish(self) -> int:
+    async def publish(self, *, behind: bool = False) -> int:
         """Publishes the present weights if they are others than the newest version's, and swaps them in if it is served.
 
+        With `behind`, and a trainer that can, it returns once the weights are copied. They are then published while the
+        caller trains on, until the next `train` returns; what fails is raised by the next `publish`.
+
         Returns:
-            The policy version.
+            The policy version; 0 if it is still being published.
 
         Raises:
             Interrupted: if the run was asked to stop; the next `publish` starts over.
         """
         self.publish_metrics = {}
-        step = self._recorder.progress.step
+        await self.behind.done()
+        started, step = time.monotonic(), self._recorder.progress.step
         last = step >= self._recorder.steps
         if self.version and (self._published_at(step) or self._versions.can_remain(self.version, last=last)):
             self._remains(self.version, step)
-        else:
-            started = time.monotonic()
-            saved = await self._versions.write(step, whole=last)
-            if self._equals_present(saved) and self._versions.can_remain(self._present, last=last):
-                # Optimiser steps so small that they are lost in the number format of the weights.
-                self._remains(self._present, step)
-                await self._prune(Path(self._entry.run.model_path))
-                return self.version
-            published, saved = await self._control.unless_stopped(self._announce(saved, step))
-            self.publish_metrics = {
-                "publish_bytes": float(saved.size_bytes),
-                "publish_bytes_full": float(saved.full_bytes),
-            }
-            if saved.kind is WeightsKind.DELTA:
-                self.publish_metrics["delta_changed_share"] = saved.changed_share
-            if self._served:
-                with self._versions.publishing(published.version):
-                    await self._swap(published)
-            self._recorder.published(published.version)
-            self._present = published.version
-            self._versions.served(published.version)
-            model = saved.merged or saved.path
-            self._entry.update(policy_version=published.name, model_path=str(model))
-            await self._prune(model)
-            self.publish_metrics["publish_seconds"] = time.monotonic() - started
+            return self.version
+        if behind and isinstance(self._trainer, WritesBehind) and not last:
+            save = await self._versions.copied(self._trainer, step)
+            self.behind.start(self._publish_saved(save, step, started), name=f"publish step {step}")
+            return 0
+        saved = await self._versions.write(step, whole=last)
+        if not await self._is_present(saved, step):
+            published = await self._announced(saved, step)
+            with self._versions.publishing(published.version):
+                await self._put_in(published, started)
         return self.version
+
+    async def _publish_saved(self, save: Callable[[], Awaitable[SavedModel]], step: int, started: float) -> None:
+        saved = await save()
+        if not await self._is_present(saved, step):
+            # If its chain is gone the trainer cannot write this version again: it has other weights by now.
+            await self._put_in(await self._announced(saved, step), started)
+
+    async def _is_present(self, saved: SavedModel, step: int) -> bool:
+        """Keeps the present version if it has the weights that were saved.
+
+        Optimiser steps may be so small that they are lost in the number format of the weights.
+        """
+        last = step >= self._recorder.steps
+        if not self._equals_present(saved) or not self._versions.can_remain(self._present, last=last):
+            return False
+        self._remains(self._present, step)
+        await self._prune(Path(self._entry.run.model_path))
+        return True
+
+    async def _announced(self, saved: SavedModel, step: int) -> PublishedPolicy:
+        published, saved = await self._control.unless_stopped(self._announce(saved, step))
+        self.publish_metrics = {"publish_bytes": float(saved.size_bytes), "publish_bytes_full": float(saved.full_bytes)}
+        if saved.kind is WeightsKind.DELTA:
+            self.publish_metrics["delta_changed_share"] = saved.changed_share
+        self._model = saved.merged or saved.path
+        return published
+
+    async def _put_in(self, published: PublishedPolicy, started: float) -> None:
+        if self._served:
+            await self._swap(published)
+        self._recorder.published(published.version)
+        self._present = published.version
+        self._versions.served(published.version)
+        self._entry.update(policy_version=published.name, model_path=str(self._model))
+        await self._prune(self._model)
+        self.publish_metrics["publish_seconds"] = time.monotonic() - started
 
     def _published_at(self, step: int) -> bool:
         return self._versions.records[self.version].step == step
@@ -307,6 +338,7 @@ class Policy:
             RunFailed: if the weights of the version are missing.
             Interrupted: if the run was asked to stop.
         """
+        await self.behind.done()
         saved = await self._versions.again(version)
         published, saved = await self._control.unless_stopped(
             self._announce(saved, self._versions.records[version].step, equals=version)

@@ -3,10 +3,10 @@
 Rows, settings and metrics are plain values, so that the service itself never loads torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.training.compute import ComputeSettings
@@ -93,3 +93,18 @@ class Trainer(WeightsWriter, Protocol):
 
     async def close(self) -> None:
         """Releases all resources; the trainer cannot be used afterwards."""
+
+
+@runtime_checkable
+class WritesBehind(Protocol):
+    """A trainer that copies what is to be written, and trains on while the copy is written.
+
+    Each result is called at most once, and may be called while the trainer does anything else. A copy of the weights is
+    written before the next one is asked for: it may be the base of its delta.
+    """
+
+    async def copy_weights(self, order: WeightsOrder) -> Callable[[Path], Awaitable[WrittenWeights]]:
+        """Copies the present weights in the type of the order; returns what writes them as `write_weights` does."""
+
+    async def copy_state(self) -> Callable[[Path], Awaitable[None]]:
+        """Copies the training state; returns what writes it as `write_state` does."""

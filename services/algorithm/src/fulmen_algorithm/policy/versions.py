@@ -6,14 +6,14 @@ checksum of the version.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from fulmen_algorithm.persistence.run_files import RunFiles
-from fulmen_algorithm.policy.trainer import WeightsWriter
+from fulmen_algorithm.policy.trainer import WeightsWriter, WritesBehind
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, PublishedPolicy, SavedModel
 from fulmen_algorithm.training.settings import DeltaWeights, LoraSettings, WeightsKind, WeightsSettings
@@ -106,6 +106,24 @@ class Versions:
             step: Step of the weights.
             whole: Whether to write complete weights: for the last version, or for a new engine.
         """
+        order, base = self._order(whole=whole)
+        saved = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
+        if self._lora is not None and whole and not self._lora.roles:
+            return replace(saved, merged=await self._merged(step))
+        return _based(saved, base)
+
+    async def copied(self, trainer: WritesBehind, step: int) -> Callable[[], Awaitable[SavedModel]]:
+        """Copies the present weights, and returns what writes them as `write` does while the trainer goes on."""
+        order, base = self._order(whole=False)
+        write = await trainer.copy_weights(order)
+
+        async def save() -> SavedModel:
+            return _based(await self._files.save_model(write, step), base)
+
+        return save
+
+    def _order(self, *, whole: bool) -> tuple[WeightsOrder, VersionRecord | None]:
+        """Returns how the next version is written, and the version against which a delta is."""
         delta = self._weights if isinstance(self._weights, DeltaWeights) and self._lora is None else None
         base = self._base if delta is not None and not whole else None
         if delta is not None and base is not None and len(self.chain(base.version)) >= delta.full_every:
@@ -116,10 +134,7 @@ class Versions:
             dense_above=delta.dense_above if delta is not None else 1.0,
             keep=delta is not None,
         )
-        saved = await self._files.save_model(partial(self._trainer.write_weights, order=order), step)
-        if self._lora is not None and whole and not self._lora.roles:
-            return replace(saved, merged=await self._merged(step))
-        return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)
+        return order, base
 
     def can_remain(self, version: int, *, last: bool) -> bool:
         """Returns whether a version can stay the newest; the last one of a run must be complete, or have merged weights."""
@@ -295,3 +310,7 @@ class Versions:
     def equal(self, sha256: str) -> VersionRecord | None:
         """Returns the first version with the same weights."""
         return next((record for record in self.records.values() if sha256 and record.sha256 == sha256), None)
+
+
+def _based(saved: SavedModel, base: VersionRecord | None) -> SavedModel:
+    return replace(saved, base=base.version if base and saved.kind is WeightsKind.DELTA else 0)

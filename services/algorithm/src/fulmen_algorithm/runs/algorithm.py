@@ -16,7 +16,8 @@ from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
 from fulmen_algorithm.training.defaults import REINFORCEMENT, ModelFacts, RateBySize
-from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Sgd, UpdateRule, WeightsSettings
+from fulmen_algorithm.training.passes import PassSettings
+from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Muon, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
 
@@ -94,8 +95,8 @@ class AlgorithmSettings(RunSettings):
 
     Attributes:
         learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.defaults`).
-        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
-        weight_decay: Decoupled weight decay; only for AdamW.
+        optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; not for SGD.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
         warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
@@ -111,6 +112,9 @@ class AlgorithmSettings(RunSettings):
             `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
+        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
+            own process, and versions only by algorithms that train on rollouts of older ones.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
@@ -129,6 +133,8 @@ class AlgorithmSettings(RunSettings):
     exchange: ExchangeSettings | None = None
     precision: Precision = Precision.AUTO
     gradient_checkpointing: bool = False
+    passes: PassSettings = PassSettings()
+    write_behind: bool = False
     weights: WeightsSettings = FullWeights()
     lora: LoraSettings | None = None
 
@@ -136,6 +142,14 @@ class AlgorithmSettings(RunSettings):
     def _adapters_are_published_whole(self) -> Self:
         if self.lora is not None and self.weights.kind != "full":
             raise ValueError("weights: must be full with lora; adapters have no deltas")
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_copies_all_weights(self) -> Self:
+        if self.write_behind and self.parallel.kind != "none":
+            raise ValueError("write_behind: needs parallel.kind none: ranks write their parts together, between steps")
+        if self.write_behind and self.lora is not None:
+            raise ValueError("write_behind: needs all weights to be trained: adapters are small, and written at once")
         return self
 
     @property
@@ -159,8 +173,12 @@ class AlgorithmSettings(RunSettings):
 
     @model_validator(mode="after")
     def _optimizer_has_what_is_asked_of_it(self) -> Self:
-        if self.weight_decay and not isinstance(self.optimizer, AdamW):
-            raise ValueError("weight_decay: needs optimizer.kind adamw")
+        if self.weight_decay and isinstance(self.optimizer, Sgd):
+            raise ValueError("weight_decay: needs optimizer.kind adamw or muon")
+        if isinstance(self.optimizer, Muon) and self.parallel.kind == "fsdp2":
+            raise ValueError("optimizer.kind: muon needs whole matrices, parallel.kind none or ddp")
+        if isinstance(self.optimizer, Muon) and self.lora is not None:
+            raise ValueError("optimizer.kind: muon needs all weights to be trained: adapters are factors of matrices")
         return self
 
     @model_validator(mode="after")
@@ -207,6 +225,7 @@ class AlgorithmSettings(RunSettings):
             parallel=self.parallel,
             precision=self.precision,
             gradient_checkpointing=self.gradient_checkpointing,
+            passes=self.passes,
         )
 
     @property
@@ -265,7 +284,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
         # It would change adapters of roles without rows in the step.
         found.append(f"exchange: {exchange.name} keeps a residual of each step, which does not work with lora")
     every_step = exchange.outer.kind == "every_step"
-    if exchange.sgd_only and every_step and isinstance(optimizer, AdamW):
+    if exchange.sgd_only and every_step and not isinstance(optimizer, Sgd):
         found.append(
             f"optimizer: {exchange.name} needs kind sgd and a higher learning rate: its residuals arrive in"
             " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"

@@ -188,7 +188,8 @@ class RunExecutor:
         if model is not None:
             settings = await control.unless_stopped(asyncio.to_thread(self._fitted, entry, settings, model))
             execution = replace(execution, settings=settings)
-            notify("info", "Starting the trainer and loading the model.")
+            passes = settings.compute.passes.described
+            notify("info", f"Starting the trainer and loading the model{f', with {passes}' if passes else ''}.")
         trainer = await self._open_trainer(model, execution) if model is not None else None
         try:
             await recorder.recover(
@@ -219,6 +220,7 @@ class RunExecutor:
                 checkpoint_every=settings.checkpoint_every,
                 collapse=settings.collapse if isinstance(settings, AlgorithmSettings) else NoCollapse(),
                 collapses=execution.entry.run.collapses,
+                write_behind=isinstance(settings, AlgorithmSettings) and settings.write_behind,
             ),
         )
 
@@ -352,6 +354,7 @@ class RunExecutor:
     async def _run(self, context: RunContext, algorithm: Algorithm, *, uses_rollouts: bool) -> None:
         """Runs the algorithm and follows the feed; writes a checkpoint when interrupted."""
         feed: asyncio.Task[None] | None = None
+        behind = [context.recorder.behind, *([context.trained.behind] if context.trained is not None else [])]
         try:
             if uses_rollouts:
                 await context.control.unless_stopped(context.rollouts.recover(context.progress))
@@ -361,10 +364,17 @@ class RunExecutor:
         except Interrupted:
             await context.recorder.checkpoint()
             raise
+        except asyncio.CancelledError:
+            for work in behind:
+                work.cancel()
+            raise
         finally:
             if feed is not None:
                 feed.cancel()
                 await asyncio.wait({feed})
+            # Nothing may be written behind a trainer that closes.
+            for work in behind:
+                await work.settle()
 
     async def _first_weights(self, execution: _Execution) -> Path:
         """Returns the initial model folder.

@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fulmen_algorithm.persistence.checkpoints import Checkpoint, CheckpointDamaged, CheckpointStore
-from fulmen_algorithm.policy.trainer import Trainer
+from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
+from fulmen_algorithm.runs.behind import Behind
 from fulmen_algorithm.runs.collapse import (
     GROUPS,
     REWARD,
@@ -59,12 +60,14 @@ class RecorderSettings:
         checkpoint_every: Steps between checkpoints.
         collapse: Reaction to a collapsing reward.
         collapses: Number of earlier collapses.
+        write_behind: Whether the training goes on while checkpoints are written.
     """
 
     steps: int
     checkpoint_every: int
     collapse: CollapseSettings
     collapses: int
+    write_behind: bool = False
 
 
 class Recorder:
@@ -73,6 +76,7 @@ class Recorder:
     Attributes:
         progress: Progress of the run.
         steps: Steps of the run; 0 until planned.
+        behind: The checkpoint that is written behind the training.
     """
 
     def __init__(
@@ -104,6 +108,8 @@ class Recorder:
         self._every = settings.checkpoint_every
         self._collapse = settings.collapse
         self._collapses = settings.collapses
+        self._writes_behind = settings.write_behind
+        self.behind = Behind()
         self._saved: Progress | None = None
         self._trainer: Trainer | None = None
         self._branch_points: tuple[int, ...] = ()
@@ -309,17 +315,30 @@ class Recorder:
         self._entry.update(step=step)
         if step == self.steps or (step and step % self._every == 0):
             with self.spending("checkpoint"):
-                await self.checkpoint()
+                await self.checkpoint(behind=self._writes_behind and step != self.steps)
         self._control.check()
 
-    async def checkpoint(self) -> None:
-        """Writes a checkpoint, unless only the time has changed since the last one."""
+    async def checkpoint(self, *, behind: bool = False) -> None:
+        """Writes a checkpoint, unless only the time has changed since the last one.
+
+        With `behind`, and a trainer that can, it returns once the state is copied. The copy is written while the caller
+        goes on; what fails is raised by the next call.
+        """
+        await self.behind.done()
         if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:
             return
         progress = self.progress
+        trainer: object = self._trainer
+        write = await trainer.copy_state() if behind and isinstance(trainer, WritesBehind) else None
+        if write is not None:
+            self.behind.start(self._write(progress, write), name=f"checkpoint {progress.step}")
+        else:
+            await self._write(progress, None if self._trainer is None else self._trainer.write_state)
+
+    async def _write(self, progress: Progress, write: Callable[[Path], Awaitable[None]] | None) -> None:
         folder = await asyncio.to_thread(self._checkpoints.begin)
-        if self._trainer is not None:
-            await self._trainer.write_state(folder)
+        if write is not None:
+            await write(folder)
         keep = await asyncio.to_thread(self._kept)
         dumped = _PROGRESS.dump_python(progress, mode="json")
         await self._check_owned()

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,16 @@ class InProcessTrainer:
         written = await self._thread.run(self._trainer.write_weights, folder, order)
         assert written is not None  # rank 0 of a group of one
         return written
+
+    async def copy_weights(self, order: WeightsOrder) -> Callable[[Path], Awaitable[WrittenWeights]]:
+        """See `policy.trainer.WritesBehind`."""
+        write = await self._thread.run(self._trainer.copy_weights, order)
+        return lambda folder: asyncio.to_thread(write, folder)
+
+    async def copy_state(self) -> Callable[[Path], Awaitable[None]]:
+        """See `policy.trainer.WritesBehind`."""
+        write = await self._thread.run(self._trainer.copy_state)
+        return lambda folder: asyncio.to_thread(write, folder)
 
     async def write_state(self, folder: Path) -> None:
         """Writes the complete training state."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import structlog
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
@@ -24,16 +25,18 @@ from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
 from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
-from fulmen_algorithm.training.policy import PolicyModel
+from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
-from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, StepResult, StepSettings
-from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
+from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
 from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
 from fulmen_exchange.way_out import WayOut
+
+_log = structlog.get_logger()
 
 Meet = Callable[[], tuple[str, socket.socket | None]]
 """Tells where ranks meet, and the socket at which this one waits for them, if it is the first."""
@@ -65,7 +68,12 @@ class LocalTrainer:
         mesh = groups_of(ranks, setup.compute.parallel).mesh
         with randomness.in_use():
             policy = load_policy(setup.model_dir, devices.policy, setup.lora, mesh)
-        policy.prepare(setup.compute, ranks)
+        try:
+            policy.prepare(setup.compute, ranks)
+        except AttentionUnsupported as error:
+            raise RunFailed(str(error)) from error
+        if ranks.leads:
+            _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
         reference = None
         if setup.reference_dir is not None:
             reference = load_policy(setup.reference_dir, devices.reference, mesh=mesh)
@@ -128,6 +136,29 @@ class LocalTrainer:
         with full_disk_as_storage_failed(folder):
             return self._state.policy.publish(folder, order)
 
+    def copy_weights(self, order: WeightsOrder) -> Callable[[Path], WrittenWeights]:
+        """Copies the present weights of one process; returns what writes them, in any thread."""
+        self._state.reducer.synchronize()
+        write = self._state.policy.copy_to_publish(order)
+
+        def write_copy(folder: Path) -> WrittenWeights:
+            with full_disk_as_storage_failed(folder):
+                return write(folder)
+
+        return write_copy
+
+    def copy_state(self) -> Callable[[Path], None]:
+        """Copies the training state of one process; returns what writes it, in any thread."""
+        self._state.reducer.synchronize()
+        with self._randomness.in_use():
+            write = copy_state(self._state)
+
+        def write_copy(folder: Path) -> None:
+            with full_disk_as_storage_failed(folder):
+                write(folder)
+
+        return write_copy
+
     def write_state(self, folder: Path) -> None:
         """Writes the complete training state."""
         self._state.reducer.synchronize()
@@ -167,7 +198,8 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
     parameters = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     groups = policy.groups
     link = open_link(setup.exchange, parameters=parameters, ranks=groups.peers, access=setup.server_access)
-    rule = setup.optimizer.rule.kind
+    # For the exchange all rules but SGD are like AdamW: bursts do them harm.
+    rule = "sgd" if isinstance(setup.optimizer.rule, Sgd) else "adamw"
     return CodecReducer.open(
         setup.exchange, parameters=parameters, link=link, seed=setup.seed, optimizer=rule, copy=groups.copy
     )

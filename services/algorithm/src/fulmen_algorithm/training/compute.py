@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fulmen_algorithm.training.passes import PassSettings
 from fulmen_algorithm.training.strict import Strict
 
 MAX_RANKS = 1024
@@ -240,8 +241,10 @@ class ComputeSettings(Strict):
         parallel: One process, or a group of ranks.
         precision: `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        passes: Attention, compilation, offloading.
     """
 
     parallel: ParallelSettings = OneProcess()
     precision: Annotated[Precision, Field(strict=False)] = Precision.AUTO
     gradient_checkpointing: bool = False
+    passes: PassSettings = PassSettings()

@@ -7,10 +7,10 @@ the sampling temperature, for any precision of the passes and any number of rank
 Legend: B lines, T positions, V vocabulary.
 """
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from fulmen_algorithm.training.compute import Balance, ComputeSettings, Fsdp2
+from fulmen_algorithm.training.offloading import offloaded
 from fulmen_algorithm.training.packing import MicroBatch
 from fulmen_algorithm.training.parallel import (
     RankGroups,
@@ -35,12 +36,13 @@ from fulmen_algorithm.training.parallel import (
     wants_bf16,
 )
 from fulmen_algorithm.training.part_loading import load_part
+from fulmen_algorithm.training.passes import Attention
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.scorer import TokenScorer, TokenScores, checkpoint_layers, layers_of
-from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, PackingMode, Sgd, WeightsKind
+from fulmen_algorithm.training.scorer import TokenScorer, TokenScores, checkpoint_layers, compile_layers, layers_of
+from fulmen_algorithm.training.settings import LoraSettings, PackingMode, WeightsKind
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.sources import FirstRankFailed, sources_of
+from fulmen_algorithm.weights.sources import FirstRankFailed, Source, copies_of, sources_of
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
 from fulmen_algorithm.weights.torch_tensors import published_tensors
 from fulmen_algorithm.weights.weight_writer import WeightWriter
@@ -48,6 +50,10 @@ from fulmen_exchange.ranks import Ranks
 
 if TYPE_CHECKING:
     from fulmen_algorithm.weights.lora import Adapters
+
+
+class AttentionUnsupported(ValueError):
+    """A model has no implementation of attention that was asked for."""
 
 
 class PolicyModel:
@@ -80,6 +86,7 @@ class PolicyModel:
         self.speeds: RankSpeeds | None = None
         self._scorer = TokenScorer(model)
         self._bf16 = False
+        self._offloads = False
         # Whether files name tensors as the model in memory does. Merged weights are written under the names in memory.
         self.by_name = by_name or lora is not None
         self._writer = WeightWriter(by_name=self.by_name)
@@ -118,29 +125,64 @@ class PolicyModel:
         """Prepares the model for training by some ranks; called once by each, before an optimiser is built.
 
         Weights that are to be spread over the ranks may be whole on each, or in parts already.
+
+        Raises:
+            AttentionUnsupported: if the model has no such attention.
         """
         self.ranks, self.groups = ranks, groups_of(ranks, compute.parallel)
         if compute.parallel.balance is Balance.SPEED:
             self.speeds = RankSpeeds(ranks_per_copy=self.groups.copy.world_size)
         self._bf16 = wants_bf16(compute, ranks.device)
+        self._offloads = compute.passes.offload
+        if compute.passes.attention is not Attention.AUTO:
+            self._attend_by(compute.passes.attention)
         if compute.gradient_checkpointing:
             checkpoint_layers(self.model)
+        if compute.passes.compile:
+            compile_layers(self.model)
         if isinstance(compute.parallel, Fsdp2) and self.groups.mesh is not None:
             shard(self._scorer, layers_of(self.model), self.groups.mesh, compute.parallel, bf16=self._bf16)
             with torch.no_grad():
                 self._scorer.try_out()
             spread_again(self._scorer)
 
-    def save(self, model_dir: Path | str, *, tokenizer: bool = True) -> None:
+    def _attend_by(self, attention: Attention) -> None:
+        model: Any = getattr(self.model, "get_base_model", lambda: self.model)()
+        try:
+            model.set_attn_implementation(attention.value)
+        except (ValueError, ImportError) as error:
+            raise AttentionUnsupported(f"The model cannot be computed with attention {attention}: {error}") from error
+        if self.attention != attention.value:
+            raise AttentionUnsupported(
+                f"The model cannot be computed with attention {attention}: it has {self.attention}."
+            )
+        if not any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+            # Whether rows of a line attend to each other depends on it.
+            self._scorer.try_out()
+
+    @property
+    def attention(self) -> str:
+        """Implementation of attention that passes use."""
+        return str(getattr(self.model.config, "_attn_implementation", ""))
+
+    def save(
+        self, model_dir: Path | str, *, tokenizer: bool = True, weights: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Writes the trained weights, a model folder or a folder of adapters; complete when this returns.
 
         All ranks call it, and rank 0 writes.
+
+        Args:
+            model_dir: The folder.
+            tokenizer: Whether the tokenizer is written, too.
+            weights: Copies of `published_tensors` to write instead of the present weights.
         """
         if not self._in_first_copy:
             return
         folder = Path(model_dir)
         if self.adapters is None:
-            tensors = ToWrite(sources=sources_of(published_tensors(self.model)), copy=self.groups.copy)
+            present = published_tensors(self.model) if weights is None else weights
+            tensors = ToWrite(sources=sources_of(present), copy=self.groups.copy)
             with suppress(FirstRankFailed):
                 write_folder(tensors, self, folder, by_name=self.by_name)
         else:
@@ -174,7 +216,26 @@ class PolicyModel:
             sources = self.adapters.merged(self.adapters.names[0], earlier)
         else:
             return self.adapters.write(folder, copy)
-        written = self._writer.write(sources, self, folder, order, copy)
+        return self._published(sources, order, folder)
+
+    def copy_to_publish(self, order: WeightsOrder) -> Callable[[Path], WrittenWeights]:
+        """Copies the present weights, all of which are on this rank, in the type of the order.
+
+        Returns:
+            What writes them to a folder, once, in any thread, while the model trains on; see `publish`.
+        """
+        copies = copies_of(published_tensors(self.model), getattr(torch, order.dtype))
+
+        def write(folder: Path) -> WrittenWeights:
+            written = self._published(sources_of(copies, are_copies=True), order, folder)
+            copies.clear()
+            assert written is not None  # a rank without others leads
+            return written
+
+        return write
+
+    def _published(self, sources: Mapping[str, Source], order: WeightsOrder, folder: Path) -> WrittenWeights | None:
+        written = self._writer.write(sources, self, folder, order, self.groups.copy)
         if written is not None and written.kind is WeightsKind.FULL:
             self.tokenizer.save_pretrained(folder)
         return written
@@ -262,7 +323,8 @@ class PolicyModel:
         attention = batch.attention_mask_BT
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
-        with autocast(self.device, bf16=self._bf16 and not self.sharded):
+        moved = offloaded() if self._offloads and torch.is_grad_enabled() else nullcontext()
+        with autocast(self.device, bf16=self._bf16 and not self.sharded), moved:
             scores: TokenScores = self._scorer(
                 ids_BT,
                 batch.position_ids_BT.to(self.device),
@@ -299,21 +361,3 @@ def has_names_of(folder: Path, model: PreTrainedModel) -> bool:
         return False
     tensors = published_tensors(model).items()
     return all(name in in_files and in_files[name][1] == tuple(tensor.shape) for name, tensor in tensors)
-
-
-def make_optimizer(policy: PolicyModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Builds the optimiser over all parameters; with AdamW, matrices decay and vectors (norms, biases) do not."""
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    rule = settings.rule
-    if isinstance(rule, Sgd):
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=rule.momentum)
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=settings.learning_rate,
-        betas=(rule.beta1, rule.beta2),
-        eps=rule.epsilon,
-    )

@@ -256,3 +256,9 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
         for name, value in vars(layer).items():
             if "drop" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Has each layer compiled at its first pass, for lines of any length; names of weights stay."""
+    for layer in layers_of(model):
+        layer.compile(dynamic=True)

@@ -33,12 +33,14 @@ class AdamW(Strict):
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         epsilon: Added to the root of the second moment.
+        fused: Takes the step in one pass over all weights; equal up to rounding.
     """
 
     kind: Literal["adamw"] = "adamw"
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0, lt=1)
+    fused: bool = False
 
 
 class Sgd(Strict):
@@ -52,7 +54,22 @@ class Sgd(Strict):
     momentum: float = Field(default=0.0, ge=0, lt=1)
 
 
-UpdateRule = Annotated[AdamW | Sgd, Field(discriminator="kind")]
+class Muon(Strict):
+    """Momentum whose matrices are made orthogonal (Muon); embeddings, head and vectors are trained by AdamW.
+
+    Steps are scaled to those of AdamW (arXiv:2502.16982, equation 4), so `learning_rate` is one for AdamW.
+
+    Attributes:
+        momentum: Momentum, in Nesterov's form.
+        iterations: Newton-Schulz iterations of each step.
+    """
+
+    kind: Literal["muon"] = "muon"
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    iterations: int = Field(default=5, ge=1, le=20)
+
+
+UpdateRule = Annotated[AdamW | Muon | Sgd, Field(discriminator="kind")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +78,7 @@ class OptimizerSettings:
 
     Attributes:
         learning_rate: Peak learning rate.
-        weight_decay: Decoupled weight decay; only for AdamW.
+        weight_decay: Decoupled weight decay; not for SGD.
         rule: Update rule.
         schedule: Shape after the warm-up.
         warmup_steps: Optimiser steps of linear warm-up, without skipped ones: step k of w, from 1, has k / w of the rate.

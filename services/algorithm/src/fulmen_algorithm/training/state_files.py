@@ -7,8 +7,10 @@ of the weights, training resumes bit for bit.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ from fulmen_algorithm.training.files import MODEL, OtherArchitecture
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.randomness import generators, set_generators
 from fulmen_algorithm.training.step import TrainingState
+from fulmen_algorithm.weights.sources import copies_of
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
+from fulmen_algorithm.weights.torch_tensors import published_tensors
 
 FORMAT = 2
 TRAINING = "training.pt"
@@ -39,26 +43,71 @@ class UnknownFormat(ValueError):
     """A training state is of another release."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Captured:
+    """What is written of a training state.
+
+    Attributes:
+        counters: What is not of the weights' size.
+        moments: Moments by kind and weight.
+        exchange: State of the exchange of gradients.
+        critic: State of the critic; empty without one.
+        weights: Copies of the weights; None for the present ones.
+    """
+
+    counters: Mapping[str, Any]
+    moments: Mapping[str, Mapping[str, Tensor]]
+    exchange: Mapping[str, Any]
+    critic: Mapping[str, Any]
+    weights: Mapping[str, Tensor] | None = None
+
+
 def write_state(state: TrainingState, folder: Path, *, tokenizer: bool = True) -> None:
     """Writes the complete training state, including the process-wide random generators; also a tokenizer, for engines.
 
     Raises:
         OSError: if the disk is full.
     """
-    ranks, groups = state.policy.ranks, state.policy.groups
+    _write(state, _captured(state), folder, tokenizer=tokenizer)
+
+
+def copy_state(state: TrainingState) -> Callable[[Path], None]:
+    """Copies the complete training state of one process that trains all weights.
+
+    Returns:
+        What writes it to a folder, in any thread, while the training goes on; see `write_state`.
+    """
+    present = _captured(state)
+    copy = replace(
+        present,
+        moments={kind: copies_of(tensors) for kind, tensors in present.moments.items()},
+        exchange=deepcopy(present.exchange),
+        critic=deepcopy(present.critic),
+        weights=copies_of(published_tensors(state.policy.model)),
+    )
+    return partial(_write, state, copy)
+
+
+def _captured(state: TrainingState) -> _Captured:
     moments, counts = _moments(state)
-    saved = {
+    counters = {
         "format": FORMAT,
         "moments": {key: sorted(tensors) for key, tensors in moments.items()},
         "counts": counts,
         "optimizer_steps": state.optimizer_steps,
         "skipped_steps": state.skipped_steps,
         "norms": state.norms.norms,
-        "rng": ranks.gather(generators()),
+        "rng": state.policy.ranks.gather(generators()),
     }
+    critic = {} if state.critic is None else state.critic.state()
+    return _Captured(counters=counters, moments=moments, exchange=state.reducer.state(), critic=critic)
+
+
+def _write(state: TrainingState, captured: _Captured, folder: Path, *, tokenizer: bool = True) -> None:
+    ranks, groups = state.policy.ranks, state.policy.groups
     failed: Exception | None = None
     try:
-        state.policy.save(folder / MODEL, tokenizer=tokenizer)
+        state.policy.save(folder / MODEL, tokenizer=tokenizer, weights=captured.weights)
     except Exception as error:  # noqa: BLE001  (raised below)
         failed = error
     # Otherwise the others would wait for a rank with a full disk.
@@ -70,18 +119,17 @@ def write_state(state: TrainingState, folder: Path, *, tokenizer: bool = True) -
     own = state.reducer.steps_locally
     writers = groups.copy if own else ranks
     place = folder / MOMENTS.format(copy=f"{groups.peers.rank if own else 0:05d}")
-    for key, tensors in moments.items():
+    for key, tensors in captured.moments.items():
         # One kind at a time: the library has what it writes in memory twice.
         writers.run(partial(write_parts, tensors, place / key, writers.group))
     # After the last exchange: a rank that cannot write keeps no other waiting.
-    kept = state.reducer.state()
-    if kept:
+    if captured.exchange:
         # One file per rank: residuals may be twice as large as the weights.
-        torch.save(kept, folder / EXCHANGE.format(rank=f"{ranks.rank:05d}"))
+        torch.save(captured.exchange, folder / EXCHANGE.format(rank=f"{ranks.rank:05d}"))
     if ranks.leads:
-        torch.save(saved, folder / TRAINING)
-        if state.critic is not None:
-            torch.save(state.critic.state(), folder / CRITIC)
+        torch.save(captured.counters, folder / TRAINING)
+        if captured.critic:
+            torch.save(captured.critic, folder / CRITIC)
 
 
 def read_state(folder: Path, state: TrainingState) -> None:
@@ -158,7 +206,7 @@ def _moments(state: TrainingState) -> tuple[dict[str, dict[str, Tensor]], dict[s
             if value.shape == parameter.shape:
                 moments.setdefault(key, {})[name] = value
             else:
-                counts.setdefault(name, {})[key] = value.cpu()
+                counts.setdefault(name, {})[key] = value.detach().cpu().clone()
     return moments, counts
 
 
@@ -167,8 +215,9 @@ def _read_moments(folder: Path, state: TrainingState, saved: Mapping[str, Any]) 
     copies = sorted(folder.glob(MOMENTS.format(copy="*")))
     state.optimizer.state.clear()
     for name, counts in saved["counts"].items():
-        # The optimiser keeps its step count on the CPU.
-        state.optimizer.state[parameters[name]].update({key: value.clone() for key, value in counts.items()})
+        # The optimiser keeps its step count on the CPU, but a fused one with the weights.
+        place = parameters[name].device if state.optimizer.defaults.get("fused") else "cpu"
+        state.optimizer.state[parameters[name]].update({k: value.to(place, copy=True) for k, value in counts.items()})
     for key, names in saved["moments"].items():
         moments = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
         place = copies[groups.peers.rank % len(copies)] if state.reducer.steps_locally else copies[0]

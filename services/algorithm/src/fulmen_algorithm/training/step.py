@@ -32,6 +32,7 @@ from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
+from fulmen_algorithm.training.optimizers import make_optimizer
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
 from fulmen_algorithm.training.parallel import (
     AllReduce,
@@ -41,7 +42,7 @@ from fulmen_algorithm.training.parallel import (
     layouts_of,
     wait_for,
 )
-from fulmen_algorithm.training.policy import PolicyModel, make_optimizer
+from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import generators
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
@@ -109,7 +110,7 @@ def make_state(policy: PolicyModel, settings: OptimizerSettings) -> TrainingStat
         ValueError: if a schedule that decays lacks `total_steps`.
     """
     return TrainingState(
-        policy=policy, optimizer=make_optimizer(policy, settings), rate=LearningRate(settings=settings)
+        policy=policy, optimizer=make_optimizer(policy.model, settings), rate=LearningRate(settings=settings)
     )
 
 

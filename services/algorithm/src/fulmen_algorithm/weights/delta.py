@@ -18,14 +18,17 @@ Sources of the idea: sparse weight synchronisation in verl, slime and TRL (see d
 import hashlib
 import json
 import math
+import os
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fulmen_algorithm.weights.tensor_files import (
     Bytes,
@@ -40,6 +43,7 @@ from fulmen_algorithm.weights.tensor_files import (
     read_tensors,
     write_tensors,
 )
+from fulmen_algorithm.weights.varints import pack_varints, stepped, steps, unpack_varints
 
 DELTA_FILE = "delta.safetensors"
 FORMAT = 1
@@ -49,6 +53,8 @@ STEPS, WORDS = "steps", "words"
 DENSE = "dense"
 DEFLATE_LEVEL = 1
 DEFLATE_WORTH = 0.9
+THREADS = min(4, os.cpu_count() or 1)
+"""Tensors that are encoded or decoded at a time."""
 
 
 class DeltaError(Exception):
@@ -131,50 +137,69 @@ class DeltaSize:
         return self.changed / self.elements if self.elements else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Difference:
+    """One changed tensor: its entry in the header, and its streams by kind."""
+
+    entry: Encoded
+    parts: Mapping[str, RawTensor]
+
+
+def _pool() -> ThreadPoolExecutor:
+    # Checksums, compression and comparison of large arrays run without the interpreter's lock.
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="delta")
+
+
 class DeltaWriter:
-    """Encodes a delta tensor by tensor; what it has encoded is in memory until it is written."""
+    """Encodes a delta tensor by tensor, several at a time; what it has encoded is in memory until it is written.
+
+    Close it, also after an error.
+    """
 
     def __init__(self, *, limit_bytes: float = math.inf) -> None:
-        """Makes an empty delta; no more is encoded once it has `limit_bytes`."""
+        """Makes an empty delta; no more is encoded once it is known to have more than `limit_bytes`."""
         self.digests: dict[str, str] = {}
         """Checksums of the new tensors."""
         self._base_digests: dict[str, str] = {}
         self._parts: dict[str, RawTensor] = {}
         self._entries: dict[str, Encoded] = {}
         self._limit_bytes = limit_bytes
-        self._elements = self._full_bytes = 0
+        self._elements = self._full_bytes = self._size_bytes = 0
+        self._pool = _pool()
+        self._begun: deque[tuple[str, Future[_Difference | None]]] = deque()
 
-    @property
     def too_large(self) -> bool:
-        """Whether the delta has reached its limit."""
-        return sum(part.size_bytes for part in self._parts.values()) > self._limit_bytes
+        """Waits for what was added; returns whether the delta has more bytes than its limit."""
+        while self._begun:
+            self._take()
+        return self._size_bytes > self._limit_bytes
 
     def add(self, name: str, old: RawTensor, old_sha256: str, new: RawTensor) -> None:
-        """Encodes one tensor; `old_sha256` is the checksum of the old one."""
-        if self.too_large:
+        """Encodes one tensor, which must not change before `too_large` or `write`; `old_sha256` is that of the old one."""
+        if self._size_bytes > self._limit_bytes:
             return
         self._base_digests[name] = self.digests[name] = old_sha256
         self._elements += new.words.size
         self._full_bytes += new.size_bytes
-        positions = np.flatnonzero(old.words != new.words)
-        if positions.size == 0:
+        self._begun.append((name, self._pool.submit(_difference, old, new)))
+        # More would only be held: old and new tensors may have been gathered for this.
+        if len(self._begun) > THREADS:
+            self._take()
+
+    def _take(self) -> None:
+        name, future = self._begun.popleft()
+        found = future.result()
+        if found is None:
             return
-        self.digests[name] = new.digest()
-        streams, labels = _smallest(old.words, new.words, positions)
-        deflated: dict[str, int] = {}
-        for kind, stream in streams.items():
-            small = _deflated(stream)
-            if small is not None:
-                deflated[kind] = stream.size
-            self._parts[f"{name}/{kind}"] = bytes_tensor(stream if small is None else small)
-        self._entries[name] = Encoded(
-            dtype=new.dtype,
-            shape=new.shape,
-            changed=positions.size,
-            deflated=deflated,
-            sha256=self.digests[name],
-            **labels,
-        )
+        self.digests[name] = found.entry.sha256
+        self._entries[name] = found.entry
+        for kind, part in found.parts.items():
+            self._parts[f"{name}/{kind}"] = part
+            self._size_bytes += part.size_bytes
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
     def write(self, path: Path) -> DeltaSize:
         """Writes the file.
@@ -182,6 +207,7 @@ class DeltaWriter:
         Raises:
             OSError: if the disk is full.
         """
+        self.too_large()
         header = DeltaHeader(
             base_sha256=combined_digest(self._base_digests),
             sha256=combined_digest(self.digests),
@@ -204,11 +230,12 @@ def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
     """
     if layout(base.tensors) != layout(new.tensors):
         raise TensorsDiffer("The weights have other names, types or shapes than their base.")
-    delta = DeltaWriter()
-    for name, tensor in new.tensors.items():
-        delta.add(name, base.tensors[name], base.digest_of(name), tensor)
-    new.digests.update(delta.digests)
-    return delta.write(path)
+    with closing(DeltaWriter()) as delta:
+        for name, tensor in new.tensors.items():
+            delta.add(name, base.tensors[name], base.digest_of(name), tensor)
+        size = delta.write(path)
+        new.digests.update(delta.digests)
+    return size
 
 
 def read_header(path: Path) -> DeltaHeader:
@@ -232,8 +259,17 @@ def apply(base: Weights, path: Path) -> Weights:
     header, parts = _opened(path)
     if header.base_sha256 != base.sha256():
         raise WrongBase(f"The delta applies to weights {header.base_sha256[:12]}, these are {base.sha256()[:12]}.")
-    changed = {name: _decoded(name, entry, base, parts) for name, entry in header.tensors.items()}
-    digests = {name: base.digest_of(name) for name in base.tensors} | {n: t.digest() for n, t in changed.items()}
+
+    def decoded(name: str) -> tuple[RawTensor, str]:
+        tensor = _decoded(name, header.tensors[name], base, parts)
+        return tensor, tensor.digest()
+
+    with _pool() as pool:
+        found = dict(zip(header.tensors, pool.map(decoded, header.tensors), strict=True))
+    changed = {name: tensor for name, (tensor, _) in found.items()}
+    digests = {name: base.digest_of(name) for name in base.tensors} | {
+        name: sha256 for name, (_, sha256) in found.items()
+    }
     if any(digests[name] != entry.sha256 for name, entry in header.tensors.items()):
         raise DeltaDamaged("A tensor of the delta does not match the checksum in its header.")
     if combined_digest(digests) != header.sha256:
@@ -259,10 +295,34 @@ class _Overlaid(Mapping[str, RawTensor]):
         return len(self._others)
 
 
+def _difference(old: RawTensor, new: RawTensor) -> _Difference | None:
+    """Encodes one tensor; None if no bit changed."""
+    positions = np.flatnonzero(old.words != new.words)
+    if positions.size == 0:
+        return None
+    streams, labels = _smallest(old.words, new.words, positions)
+    deflated: dict[str, int] = {}
+    parts = {}
+    for kind, stream in streams.items():
+        small = _deflated(stream)
+        if small is not None:
+            deflated[kind] = stream.size
+        parts[kind] = bytes_tensor(stream if small is None else small)
+    entry = Encoded(
+        dtype=new.dtype,
+        shape=new.shape,
+        changed=positions.size,
+        deflated=deflated,
+        sha256=new.digest(),
+        **labels,
+    )
+    return _Difference(entry=entry, parts=parts)
+
+
 def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, Bytes], dict[str, Any]]:
     """Chooses the encoding of a tensor; returns its streams and their kinds."""
-    gaps = np.diff(positions, prepend=-1) - 1
-    where, values = pack_varints(gaps.astype(np.uint64)), pack_varints(_steps(old[positions], new[positions]))
+    gaps: Words = (np.diff(positions, prepend=-1) - 1).astype(np.uint32 if old.size < 2**32 else np.uint64)
+    where, values = pack_varints(gaps), pack_varints(steps(old[positions], new[positions]))
     kinds = {"positions": GAPS, "values": STEPS}
     if where.size > -(-old.size // 8):
         kinds["positions"], where = BITMAP, np.packbits(old != new)
@@ -271,28 +331,6 @@ def _smallest(old: Words, new: Words, positions: np.ndarray) -> tuple[dict[str, 
     if where.size + values.size >= new.nbytes:
         return {"values": _as_bytes(new)}, {"positions": "", "values": DENSE}
     return {"positions": where, "values": values}, kinds
-
-
-def _steps(old: Words, new: Words) -> np.ndarray:
-    """Maps differences modulo the width, small ones of either sign to small numbers (zigzag)."""
-    bits = old.itemsize * 8
-    steps = (new - old).astype(np.uint64)  # wraps around at the width
-    negative = (steps >> np.uint64(bits - 1)).astype(bool)
-    mask = np.uint64(2**bits - 1)
-    return np.where(negative, ((~steps & mask) << np.uint64(1)) | np.uint64(1), steps << np.uint64(1)) & mask
-
-
-def _stepped(old: Words, steps: np.ndarray) -> Words:
-    """Undoes `_steps`.
-
-    Raises:
-        ValueError: if a step is wider than an element.
-    """
-    mask = np.uint64(2 ** (old.itemsize * 8) - 1)
-    if (steps & ~mask).any():
-        raise ValueError("A step is wider than an element.")
-    moved = np.where(steps & np.uint64(1), ~(steps >> np.uint64(1)), steps >> np.uint64(1)) & mask
-    return old + moved.astype(old.dtype)
 
 
 def _decoded(name: str, entry: Encoded, base: Weights, parts: Mapping[str, RawTensor]) -> RawTensor:
@@ -309,7 +347,7 @@ def _decoded(name: str, entry: Encoded, base: Weights, parts: Mapping[str, RawTe
             words = empty_words(tensor.dtype, tensor.words.size)
             np.copyto(words, tensor.words)
             if entry.values == STEPS:
-                words[positions] = _stepped(words[positions], unpack_varints(values, entry.changed))
+                words[positions] = stepped(words[positions], unpack_varints(values, entry.changed))
             else:
                 words[positions] = _as_words(values, tensor)
         return RawTensor(dtype=tensor.dtype, shape=tensor.shape, words=words)
@@ -329,7 +367,7 @@ def _positions(where: Bytes, entry: Encoded, elements: int) -> np.ndarray:
         gaps = unpack_varints(where, entry.changed)
         if (gaps >= elements).any():
             raise ValueError("A gap is longer than the tensor.")
-        positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+        positions = np.cumsum(gaps, dtype=np.int64) + np.arange(gaps.size)
     if positions.size != entry.changed or (positions.size and positions[-1] >= elements):
         raise ValueError("The positions are not those of the header.")
     return positions
@@ -379,53 +417,3 @@ def _as_bytes(words: Words) -> Bytes:
 
 def _as_words(content: Bytes, like: RawTensor) -> Words:
     return np.ascontiguousarray(content).view(like.words.dtype)
-
-
-MAX_BYTES = 10
-_PAYLOAD = 0x7F
-_MORE = 0x80
-
-
-def pack_varints(values: NDArray[np.uint64]) -> Bytes:
-    """Writes each number with as few bytes as it needs."""
-    if not values.size or values.max() < _MORE:
-        return values.astype(np.uint8)
-    lengths = np.ones(values.size, dtype=np.int64)
-    rest = values >> np.uint64(7)
-    while rest.any():
-        lengths += rest != 0
-        rest >>= np.uint64(7)
-    starts = np.cumsum(lengths) - lengths
-    packed = np.empty(int(lengths.sum()), dtype=np.uint8)
-    for place in range(int(lengths.max(initial=0))):
-        here = slice(None) if place == 0 else np.flatnonzero(lengths > place)
-        low = (values[here] >> np.uint64(7 * place)).astype(np.uint8) & np.uint8(_PAYLOAD)
-        more = (lengths[here] > place + 1).astype(np.uint8) << np.uint8(7)
-        packed[starts[here] + place] = low | more
-    return packed
-
-
-def unpack_varints(packed: Bytes, count: int) -> NDArray[np.uint64]:
-    """Reads `count` numbers.
-
-    Raises:
-        ValueError: if the bytes hold another count, or end in the middle of a number.
-    """
-    last = packed < _MORE
-    if packed.size == count and last.all():
-        return packed.astype(np.uint64)
-    ends = np.flatnonzero(last)
-    if ends.size != count or (packed.size and not last[-1]):
-        raise ValueError(f"The bytes do not hold {count} numbers.")
-    starts = np.empty(count, dtype=np.int64)
-    starts[:1] = 0
-    starts[1:] = ends[:-1] + 1
-    lengths = ends - starts + 1
-    if lengths.max(initial=0) > MAX_BYTES:
-        raise ValueError("A number has too many bytes.")
-    values = (packed[starts] & np.uint8(_PAYLOAD)).astype(np.uint64)
-    for place in range(1, int(lengths.max(initial=0))):
-        here = np.flatnonzero(lengths > place)
-        part = (packed[starts[here] + place] & np.uint8(_PAYLOAD)).astype(np.uint64)
-        values[here] |= part << np.uint64(7 * place)
-    return values

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
-from fulmen_algorithm.weights.sources import Source, with_each
-from fulmen_algorithm.weights.tensor_files import Layout, RawTensor, TensorFileWriter, in_file_order
+from fulmen_algorithm.weights.sources import Source, own_bytes, with_each
+from fulmen_algorithm.weights.tensor_files import Bytes, Layout, RawTensor, TensorFileWriter, in_file_order
 from fulmen_algorithm.weights.torch_tensors import DTYPES, raw_tensor
 from fulmen_exchange.ranks import Ranks
 
@@ -61,6 +62,13 @@ class ToWrite:
     def raw(self, name: str, tensor: Tensor) -> RawTensor:
         """Returns the words of a gathered tensor."""
         return raw_tensor(tensor.to("cpu", self.type_of(name)))
+
+    def kept(self, name: str, raw: RawTensor) -> Bytes:
+        """Returns this rank's share of a tensor's bytes, for as long as it is needed."""
+        content: Bytes = raw.words.view(np.uint8)
+        # Words of another type than the tensor's are new, too.
+        is_new = self.sources[name].is_copy or self.type_of(name) is not self.sources[name].dtype
+        return content if is_new and self.copy.group is None else own_bytes(content, self.copy)
 
 
 class FolderWriter(Protocol):

@@ -28,11 +28,13 @@ class Source:
         shape: Its shape.
         dtype: Its type in memory.
         whole: Returns it, detached, on any device; all ranks of the copy call it.
+        is_copy: Whether nobody else changes its memory, which may then be kept.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     whole: Callable[[], Tensor]
+    is_copy: bool = False
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -41,12 +43,30 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def sources_of(tensors: Mapping[str, Tensor]) -> dict[str, Source]:
-    """Returns the sources of some tensors."""
+def sources_of(tensors: Mapping[str, Tensor], *, are_copies: bool = False) -> dict[str, Source]:
+    """Returns the sources of some tensors; `are_copies` if they are of `copies_of`."""
     return {
-        name: Source(shape=tuple(tensor.shape), dtype=tensor.dtype, whole=partial(whole, tensor))
+        name: Source(shape=tuple(tensor.shape), dtype=tensor.dtype, whole=partial(whole, tensor), is_copy=are_copies)
         for name, tensor in tensors.items()
     }
+
+
+def copies_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Copies whole tensors into memory of the CPU, so that they can be written while the originals change.
+
+    Args:
+        tensors: No parts; on a GPU they are copied into pinned memory, all at once.
+        dtype: Type of the copies of floating-point numbers; None for their own.
+    """
+    copies, devices = {}, set()
+    for name, tensor in tensors.items():
+        kind = tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+        copies[name] = torch.empty(tensor.shape, dtype=kind, pin_memory=tensor.is_cuda)
+        copies[name].copy_(tensor.detach(), non_blocking=True)
+        devices |= {tensor.device} if tensor.is_cuda else set()
+    for device in devices:
+        torch.cuda.synchronize(device)
+    return copies
 
 
 class FirstRankFailed(Exception):

@@ -7,10 +7,10 @@ trainer's own weights are never rounded.
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from fulmen_algorithm.training.settings import WeightsKind
 from fulmen_algorithm.weights.delta import DELTA_FILE, DeltaWriter
 from fulmen_algorithm.weights.folder_writer import ModelFolder, ToWrite, folder_writer
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
-from fulmen_algorithm.weights.sources import FirstRankFailed, Source, all_bytes, own_bytes, with_each
+from fulmen_algorithm.weights.sources import FirstRankFailed, Source, all_bytes, with_each
 from fulmen_algorithm.weights.tensor_files import (
     Bytes,
     Layout,
@@ -92,7 +92,7 @@ class WeightWriter:
         def take(name: str, tensor: Tensor) -> None:
             raw = tensors.raw(name, tensor)
             if order.keep:
-                new.shares[name] = own_bytes(raw.words.view(np.uint8), tensors.copy)
+                new.shares[name] = tensors.kept(name, raw)
             if tensors.copy.leads:
                 new.digests[name] = raw.digest()
                 writer.add(name, tensor)
@@ -117,13 +117,13 @@ def _delta(tensors: ToWrite, base: _Kept, new: _Kept, folder: Path, order: Weigh
         tensor, old = found
         raw = tensors.raw(name, tensor)
         if order.keep:
-            new.shares[name] = own_bytes(raw.words.view(np.uint8), copy)
+            new.shares[name] = tensors.kept(name, raw)
         if copy.leads:
             before = RawTensor(dtype=raw.dtype, shape=raw.shape, words=old.view(raw.words.dtype))
             delta.add(name, before, base.digests[name], raw)
 
     def finish() -> WrittenWeights | None:
-        if delta.too_large:
+        if delta.too_large():
             return None
         folder.mkdir(parents=True, exist_ok=True)
         size = delta.write(folder / DELTA_FILE)
@@ -140,7 +140,8 @@ def _delta(tensors: ToWrite, base: _Kept, new: _Kept, folder: Path, order: Weigh
             base_sha256=order.base_sha256,
         )
 
-    return with_each(list(new.layout), gather, take, finish, copy)
+    with closing(delta):
+        return with_each(list(new.layout), gather, take, finish, copy)
 
 
 def _described(folder: Path, new: _Kept, order: WeightsOrder) -> tuple[WrittenWeights, bool]:

@@ -29,8 +29,6 @@ from fulmen_algorithm.weights.tensor_files import (
 )
 from fulmen_algorithm.weights.torch_tensors import DTYPES, published_tensors, raw_tensor, tensor_of
 
-_UPPER_HALF = np.uint32(16)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -154,7 +152,8 @@ class _Recovered(Mapping[str, RawTensor]):
         raw = raw_tensor(self._present[name])
         if raw.dtype == dtype:
             return raw
-        words: Words = (raw.words >> _UPPER_HALF).astype(np.uint16)
+        # The upper half of each little-endian word.
+        words: Words = np.ascontiguousarray(raw.words.view(np.uint16)[1::2])
         return RawTensor(dtype=dtype, shape=shape, words=words)
 
     def __iter__(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine, each_engine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
-from fulmen_algorithm.runs.algorithm import AlgorithmEntry, Registry, RunSettings, Settings
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.descriptions import description_problems
 from fulmen_algorithm.runs.creation.earlier_runs import earlier_problems
@@ -32,6 +32,7 @@ from fulmen_algorithm.runs.creation.policies import (
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 from fulmen_algorithm.training.compute import THIS_MACHINE
+from fulmen_algorithm.training.passes import pass_problems
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
@@ -116,6 +117,7 @@ class CreationRules:
         is_taken: Whether a model name is in use outside a project.
         gpu_plan: Plans the GPUs of this machine for a run, which trains weights or not, whatever others hold.
         cluster_plan: Plans a run on the clusters that it names, which are asked what they have.
+        device: Device of training, `cpu` or `cuda`.
     """
 
     registry: Registry
@@ -132,6 +134,7 @@ class CreationRules:
     is_taken: IsTaken = _is_free
     gpu_plan: GpuPlans = _fits
     cluster_plan: GpuPlans = _fits
+    device: str = "cpu"
 
 
 def checked_draft(draft: RunDraft, registry: Registry) -> tuple[RunSettings | None, list[Violation]]:
@@ -170,6 +173,9 @@ async def checked_with_resources(
         violations += _endpoint_problems(settings, rules.endpoints)
         violations += _target_problems(settings, rules.exchange_targets)
         violations += _cluster_problems(settings.cluster, rules.clusters, field="parallel")
+        if isinstance(settings, AlgorithmSettings):
+            problems = pass_problems(settings.passes, rules.device)
+            violations += [Violation(field="settings.passes", description=text) for text in problems]
         if not isinstance(settings.engine, ExternalEngine) and settings.engine.cluster != THIS_MACHINE:
             violations += _cluster_problems(settings.engine.cluster, rules.clusters, field="engine")
             if settings.engine.cluster in rules.joined_clusters:
