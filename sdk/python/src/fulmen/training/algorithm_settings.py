@@ -224,6 +224,63 @@ class GrpoSettings(PolicyGradientSettings, total=False):
     engine_mismatch: Mapping[str, Any]
 
 
+class EpochSettings(AlgorithmSettings, total=False):
+    """Settings in addition to those of every algorithm.
+
+    Attributes:
+        steps: Steps of the run; 0 to set `epochs` instead.
+        epochs: Passes over the data, may be fractional; rounded up to whole steps.
+        batch_size: Examples per step; each epoch is a new permutation by the seed.
+        report_every: Steps between two reports of metrics.
+    """
+
+    epochs: float | None
+    batch_size: int
+    report_every: int
+
+
+class AnswerSettings(EpochSettings, total=False):
+    """Settings in addition to those of every algorithm on data.
+
+    Attributes:
+        held_out: Share of the prompts that are not trained on; they measure `validation_accuracy`.
+    """
+
+    held_out: float
+
+
+class DpoSettings(AnswerSettings, total=False):
+    """Settings of `dpo`, in addition to those of every algorithm on answers.
+
+    Attributes:
+        loss: Loss of a pair: `{kind = "sigmoid", beta = 0.1}` or `{kind = "ipo", beta = 0.1}`.
+        pairs_per_group: Maximum number of pairs of a group of stored rollouts: the best and the worst, the second best
+            and the second worst, and so on.
+        min_gap: Minimum difference between the rewards of a pair of stored rollouts.
+    """
+
+    loss: Mapping[str, Any]
+    pairs_per_group: int
+    min_gap: float
+
+
+class KtoSettings(AnswerSettings, total=False):
+    """Settings of `kto`, in addition to those of every algorithm on answers.
+
+    Attributes:
+        threshold: Reward from which on a stored rollout is desirable.
+        beta: Strength of the tie to the reference policy.
+        desirable_weight: Weight of desirable answers; the paper balances it and the other so that weight times number is
+            about the same for both.
+        undesirable_weight: Weight of undesirable answers.
+    """
+
+    threshold: float
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+
+
 class RejectionSettings(SamplingSettings, total=False):
     """Settings of `rejection`, in addition to those of sampling.
 
@@ -261,21 +318,14 @@ class ServeSettings(RunSettings, total=False):
     hours: float
 
 
-class SftSettings(AlgorithmSettings, total=False):
-    """Settings of `sft`, in addition to the common ones.
+class SftSettings(EpochSettings, total=False):
+    """Settings of `sft`, in addition to those of every algorithm on data.
 
     Attributes:
-        steps: Steps of the run; 0 to set `epochs` instead.
-        epochs: Passes over the demonstrations, may be fractional; rounded up to whole steps.
-        batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
-        report_every: Steps between two reports of metrics.
         min_reward: Minimum reward of the other run's rollouts.
         max_per_task: Maximum number of rollouts of one group, best first.
     """
 
-    epochs: float | None
-    batch_size: int
-    report_every: int
     min_reward: float
     max_per_task: int
 

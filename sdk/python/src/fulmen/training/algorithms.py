@@ -11,10 +11,12 @@ __all__ = [
     "APO",
     "CISPO",
     "DAPO",
+    "DPO",
     "DrGRPO",
     "Evaluate",
     "GRPO",
     "GSPO",
+    "KTO",
     "PPO",
     "ReinforcePP",
     "Rejection",
@@ -56,6 +58,17 @@ class DAPO(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.DapoSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("dapo", **settings)
+
+
+class DPO(Algorithm):
+    """Learns from pairs of answers, of a data set or of stored groups, which of two answers is better (DPO, IPO).
+
+    Its settings are those of `DpoSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.DpoSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("dpo", **settings)
 
 
 class DrGRPO(Algorithm):
@@ -100,6 +113,17 @@ class GSPO(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.GspoSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("gspo", **settings)
+
+
+class KTO(Algorithm):
+    """Learns from single answers, desirable or not by their reward, without pairs (KTO).
+
+    Its settings are those of `KtoSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.KtoSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("kto", **settings)
 
 
 class PPO(Algorithm):

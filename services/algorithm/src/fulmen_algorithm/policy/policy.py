@@ -153,9 +153,13 @@ class Policy:
         """Computes each trained token's log-probability under the reference policy; 0.0 for other tokens."""
         return await self._trainer.reference_logprobs(rows, settings=settings)
 
+    async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes each trained token's log-probability under the present weights; 0.0 for other tokens."""
+        return await self._trainer.logprobs(rows, settings=settings)
+
     async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
         """Computes the mean cross-entropy of the trained tokens under the present weights, without training."""
-        found = await self._trainer.logprobs(rows, settings=settings)
+        found = await self.logprobs(rows, settings=settings)
         pairs = zip((t for row in rows for t in row.loss_mask), (p for row in found for p in row), strict=True)
         chosen = [logprob for trains, logprob in pairs if trains]
         return -sum(chosen) / max(len(chosen), 1)
