@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fulmen_algorithm.algorithms.prompt_search import Candidate, placeholders
+from fulmen_algorithm.algorithms.prompts.candidates import Candidate, placeholders
 
 SHOWN_CHARS = 2000
 _ANSWER = re.compile(r"<prompt>\n?(.*?)\n?</prompt>", re.DOTALL)

@@ -3,10 +3,6 @@
 Source: Pryzant et al. 2023 (arXiv:2305.03495). Differences from the paper: the reward is any number from the agent's
 grader instead of the share of correct labels; candidates that lose placeholders are rejected; paraphrases are off by
 default, because each costs a call and its rollouts.
-
-Invariant: every paid answer of a model is in a checkpoint before anything depends on it. A round is a function of the
-seed, of the state at its start and of these answers. So a killed process repeats the round from the checkpoint with the
-same candidates, and repeats at most the `concurrency` calls that were in flight.
 """
 
 import asyncio
@@ -15,28 +11,21 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fulmen_algorithm.algorithms.apo_settings import ApoSettings, Halving, Model, SearchState, Ucb
-from fulmen_algorithm.algorithms.prompt_search import Candidate, flaw, halve, ranked, upper_confidence
-from fulmen_algorithm.algorithms.prompt_texts import (
+from fulmen_algorithm.algorithms.prompts.apo_settings import ApoSettings, Halving, Ucb
+from fulmen_algorithm.algorithms.prompts.candidates import Candidate, halve, upper_confidence
+from fulmen_algorithm.algorithms.prompts.searching import MEMORY, PromptSearch, mean_of
+from fulmen_algorithm.algorithms.prompts.texts import (
     Example,
     critic_messages,
-    difference,
     edited_prompt,
     editor_messages,
     paraphrase_messages,
     task_text,
-    tree,
 )
-from fulmen_algorithm.rollouts.groups import INFRASTRUCTURE, FinishedGroup, GroupSpec, Mode, in_branch
+from fulmen_algorithm.rollouts.groups import Mode
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
-from fulmen_algorithm.runs.failure import RunFailed
-from fulmen_algorithm.runs.ports import ChatRequest
 
-MEMORY = "apo"
-ALIAS = "best"
-PROMPT = "prompt"
-FIRST = "c0"
 PARAPHRASED = "The same in other words."
 
 
@@ -56,35 +45,13 @@ class Apo:
         await search.save()
         while ctx.progress.step < settings.steps and not search.state.over:
             await search.take_round()
-        await search.finish()
+        await search.finish(search.state.beam)
 
 
-class _Search:
-    """One search; every method may be interrupted anywhere and repeated from the checkpoint."""
+class _Search(PromptSearch[ApoSettings]):
+    """One search; see `PromptSearch`."""
 
-    def __init__(self, ctx: RunContext, settings: ApoSettings) -> None:
-        self._ctx = ctx
-        self._settings = settings
-        # Of the current round. They become part of the state when it ends, so that a repeated round starts from the
-        # same state.
-        self._made: dict[str, Candidate] = {}
-        self._rollouts = 0
-        self._over = ""
-        self._asking = 0
-        self._saving = asyncio.Lock()
-        if memory := ctx.progress.memory.get(MEMORY):
-            self.state = SearchState.of_memory(memory)
-            return
-        if ctx.inputs.prompt is None:
-            raise RunFailed("The run names no prompt.")
-        first = Candidate(id=FIRST, text=ctx.inputs.prompt.data.decode(), version=ctx.inputs.prompt.name)
-        self.state = SearchState(candidates={FIRST: first}, beam=[FIRST])
-
-    async def save(self) -> None:
-        """Checkpoints the state of the search."""
-        async with self._saving:
-            self._ctx.recorder.remember(**{MEMORY: self.state.as_memory()})
-            await self._ctx.recorder.checkpoint()
+    algorithm = "apo"
 
     async def take_round(self) -> None:
         """Edits the prompts of the beam and chooses the next one."""
@@ -116,7 +83,7 @@ class _Search:
 
     async def _end_round(self, head: Sequence[float]) -> None:
         state, settings, ctx = self.state, self._settings, self._ctx
-        reward = _mean(head)
+        reward = mean_of(head)
         if settings.target_reward is not None and head and reward >= settings.target_reward:
             state.over = f"the mean reward reached {settings.target_reward:g}"
         elif settings.patience and state.same_head >= settings.patience:
@@ -225,54 +192,6 @@ class _Search:
             if question == keys[0]:
                 parent, gradient = candidates[made.id], PARAPHRASED
 
-    def _flaw(self, text: str, candidates: Mapping[str, Candidate]) -> str:
-        first, known = self.state.candidates[FIRST].text, {name: c.text for name, c in candidates.items()}
-        return flaw(text, first=first, others=known, max_chars=self._settings.max_prompt_chars)
-
-    async def _ask(self, key: str, model: Model, messages: Sequence[Mapping[str, str]]) -> str | None:
-        """Asks a model once in the life of the run; None if the budget is used up."""
-        state, budget = self.state, self._settings.budget
-        if key in state.journal:
-            return state.journal[key]
-        if state.calls + self._asking >= budget.calls or state.tokens >= budget.tokens:
-            self._over = self._spent
-            return None
-        request = ChatRequest(messages=messages, purpose=f"apo.{key.partition('/')[0]}", **model.model_dump())
-        self._asking += 1
-        try:
-            answer = await self._ctx.control.unless_stopped(self._ctx.chat.ask(request))
-            state.journal[key] = answer.text
-            state.calls += 1
-            state.tokens += answer.tokens
-        finally:
-            self._asking -= 1
-        await self.save()
-        return answer.text
-
-    @property
-    def _spent(self) -> str:
-        return f"the budget is used up: {self.state.calls + self._asking} calls, {self.state.tokens} tokens"
-
-    async def _published(self, candidate: Candidate, parent: Candidate) -> str:
-        """Publishes a candidate for its rollouts, as a separate resource; only the best becomes a version of the prompt."""
-        resource, known = f"{self._resource}.candidates", parent.version if parent.parent else ""
-        return await self._publish(resource, candidate, parent=known, request=candidate.id)
-
-    async def _publish(self, resource: str, candidate: Candidate, *, parent: str, request: str) -> str:
-        ctx = self._ctx
-        content = await ctx.control.unless_stopped(
-            ctx.resources.publish(
-                resource=resource,
-                kind=PROMPT,
-                content=candidate.text.encode(),
-                content_type="text/plain; charset=utf-8",
-                parent=parent,
-                # After a rollback the search makes other prompts; the same request id would return the earlier ones.
-                request_id=in_branch(f"{ctx.run.run_id}/{request}", ctx.progress.branch),
-            )
-        )
-        return content.name
-
     async def _select(self, number: int, pool: Sequence[str]) -> dict[str, list[float]]:
         """Measures the candidates; returns their rewards, the best first."""
         selection, tasks = self._settings.selection, self._ctx.inputs.train_tasks
@@ -290,100 +209,6 @@ class _Search:
                 return await upper_confidence(
                     pool, pulls=selection.pulls, exploration=selection.exploration, measure=measure
                 )
-
-    async def _measured(
-        self, names: Sequence[str], key: str, tasks: Sequence[bytes], mode: Mode
-    ) -> dict[str, list[FinishedGroup]]:
-        """Runs candidates on tasks, all at once; ids are derived from candidate and task, so that a repeated call resumes."""
-        groups = [
-            GroupSpec(
-                group_id=f"apo/{name}/{key}/{index}",
-                task=task,
-                size=1,
-                mode=mode,
-                resource_versions={PROMPT: self._version(name)},
-            )
-            for name in names
-            for index, task in enumerate(tasks)
-        ]
-        if mode is Mode.TRAIN:
-            self._rollouts += len(groups)
-            if (spent := self.state.rollouts + self._rollouts) >= self._settings.budget.rollouts:
-                self._over = f"the budget is used up: {spent} rollouts"
-        finished = iter(await self._ctx.rollouts.run_groups(groups))
-        return {name: [next(finished) for _ in tasks] for name in names}
-
-    async def finish(self) -> None:
-        """Validates the beam and the first prompt, and publishes the best."""
-        state, ctx = self.state, self._ctx
-        names = [*state.beam, *([FIRST] if FIRST not in state.beam else [])]
-        if tasks := ctx.inputs.validation_tasks:
-            with ctx.recorder.spending("validate"):
-                groups = await self._measured(names, "final", tasks, Mode.VALIDATION)
-            means = {name: _mean(self._rewards(members)) for name, members in groups.items()}
-            state.candidates |= {name: replace(state.candidates[name], validation=means[name]) for name in names}
-            best = ranked(names, {name: [mean] for name, mean in means.items()})[0]
-            ctx.recorder.result(validation_accuracy_before=means[FIRST], validation_accuracy_after=means[best])
-        else:
-            best = state.beam[0]
-        version = await self._keep(state.candidates[best])
-        ctx.recorder.remember(**{MEMORY: state.as_memory()})
-        self._show(best=best)
-        changed = (
-            "No better prompt was found; the first one stays." if best == FIRST else f"The best prompt is {version}."
-        )
-        ctx.notify("info", f"{changed} {f'The search ended because {state.over}.' if state.over else ''}".strip())
-
-    async def _keep(self, best: Candidate) -> str:
-        """Publishes the best prompt as a version of the prompt that the run names, and moves the alias to it."""
-        ctx, version = self._ctx, best.version
-        if best.id != FIRST:
-            first = self.state.candidates[FIRST].version
-            version = await self._publish(self._resource, best, parent=first, request="best")
-        number = int(version.rpartition("/")[2])
-        await ctx.control.unless_stopped(ctx.resources.point(self._resource, ALIAS, number))
-        ctx.recorder.found_prompt(version)
-        return version
-
-    def _show(self, *, best: str) -> None:
-        state = self.state
-        shown = best or state.beam[0]
-        refused = [f"- round {r['round']}, of `{r['parent']}`: {r['reason']}" for r in state.rejected]
-        parts = [
-            tree(state.candidates, beam=state.beam, best=best),
-            f"{state.calls} calls of critic and editor, {state.tokens} tokens; {state.rollouts} rollouts on training "
-            f"tasks.{f' The search ended because {state.over}.' if state.over else ''}",
-            "### What changed, from the first prompt to the best",
-            difference(state.candidates[FIRST].text, state.candidates[shown].text),
-            *(["### Edits that could not be used", "\n".join(refused)] if refused else []),
-        ]
-        self._ctx.recorder.section("prompts", title="Prompts", markdown="\n\n".join(parts))
-
-    @property
-    def _resource(self) -> str:
-        return self.state.candidates[FIRST].version.partition("/versions/")[0]
-
-    def _version(self, name: str) -> str:
-        return (self._made.get(name) or self.state.candidates[name]).version
-
-    def _minibatch(self, key: str, size: int) -> list[int]:
-        """Draws training tasks; a function of the key."""
-        count = len(self._ctx.inputs.train_tasks)
-        return random.Random(f"{self._settings.seed}/{key}").sample(range(count), min(size, count))
-
-    def _rewards(self, groups: Sequence[FinishedGroup]) -> list[float]:
-        return [reward for group in groups if (reward := self._reward(group)) is not None]
-
-    def _reward(self, group: FinishedGroup) -> float | None:
-        """Returns the reward of a rollout; None if it was lost to the infrastructure."""
-        rollout = group.rollouts[0]
-        if rollout.scored:
-            return rollout.reward
-        return None if rollout.failure in INFRASTRUCTURE else self._settings.failure_reward
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return sum(rewards) / len(rewards) if rewards else 0.0
 
 
 ENTRIES = (
