@@ -22,53 +22,6 @@ class RunSettings(TypedDict, total=False):
     engine: Mapping[str, Any]
 
 
-class ApoSettings(RunSettings, total=False):
-    """Settings of `apo`.
-
-    Attributes:
-        steps: Rounds of the search.
-        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
-        editor: Model that rewrites it; null for the critic.
-        beam_width: Number of prompts kept after a round.
-        branch_factor: Edits per prompt and round.
-        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
-        concurrency: Edits requested at a time; a killed process loses at most as many answers.
-        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
-        gradient_examples: Number of these shown in one criticism.
-        good_reward: Reward from which on a rollout is not shown to the critic.
-        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
-        budget: Limits of the search.
-        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
-        target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
-        failure_reward: Reward of a rollout that the agent failed.
-        max_prompt_chars: Maximum length of a prompt, in characters.
-        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
-        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
-        rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-    """
-
-    critic: Mapping[str, Any]
-    editor: Mapping[str, Any] | None
-    beam_width: int
-    branch_factor: int
-    paraphrases: int
-    concurrency: int
-    gradient_tasks: int
-    gradient_examples: int
-    good_reward: float
-    selection: Mapping[str, Any]
-    budget: Mapping[str, Any]
-    patience: int
-    target_reward: float | None
-    failure_reward: float
-    max_prompt_chars: int
-    temperature: float
-    max_tokens: int | None
-    rollout_timeout_s: float
-    rollout_attempts: int
-
-
 class EvaluateSettings(RunSettings, total=False):
     """Settings of `evaluate`.
 
@@ -279,6 +232,78 @@ class KtoSettings(AnswerSettings, total=False):
     beta: float
     desirable_weight: float
     undesirable_weight: float
+
+
+class SearchSettings(RunSettings, total=False):
+    """Settings of every search for a prompt.
+
+    Attributes:
+        good_reward: Reward from which on a rollout is not shown to the model that improves the prompt.
+        budget: Limits of the search.
+        target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
+        failure_reward: Reward of a rollout that the agent failed.
+        max_prompt_chars: Maximum length of a prompt, in characters.
+        temperature: Sampling temperature of the run's policy; calls to other models are not changed.
+        max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+    """
+
+    good_reward: float
+    budget: Mapping[str, Any]
+    target_reward: float | None
+    failure_reward: float
+    max_prompt_chars: int
+    temperature: float
+    max_tokens: int | None
+    rollout_timeout_s: float
+    rollout_attempts: int
+
+
+class ApoSettings(SearchSettings, total=False):
+    """Settings of `apo`, in addition to those of every search for a prompt.
+
+    Attributes:
+        steps: Rounds of the search.
+        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
+        editor: Model that rewrites it; null for the critic.
+        beam_width: Number of prompts kept after a round.
+        branch_factor: Edits per prompt and round.
+        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
+        concurrency: Edits requested at a time; a killed process loses at most as many answers.
+        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
+        gradient_examples: Number of these shown in one criticism.
+        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
+        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
+    """
+
+    critic: Mapping[str, Any]
+    editor: Mapping[str, Any] | None
+    beam_width: int
+    branch_factor: int
+    paraphrases: int
+    concurrency: int
+    gradient_tasks: int
+    gradient_examples: int
+    selection: Mapping[str, Any]
+    patience: int
+
+
+class GepaSettings(SearchSettings, total=False):
+    """Settings of `gepa`, in addition to those of every search for a prompt.
+
+    Attributes:
+        steps: Proposals: each is one call of the reflector, and at most one new candidate.
+        reflector: Model that reads traces and writes a better prompt, such as `{model = "gpt-x"}`.
+        pareto_tasks: Training tasks on which every accepted prompt is measured.
+        minibatch_tasks: Training tasks on which a proposal must be better than the prompt that it is made of.
+        merge_every: Steps from one merge of two prompts of the front to the next; 0 for none.
+    """
+
+    reflector: Mapping[str, Any]
+    pareto_tasks: int
+    minibatch_tasks: int
+    merge_every: int
 
 
 class RejectionSettings(SamplingSettings, total=False):

@@ -14,6 +14,7 @@ __all__ = [
     "DPO",
     "DrGRPO",
     "Evaluate",
+    "GEPA",
     "GRPO",
     "GSPO",
     "KTO",
@@ -91,6 +92,17 @@ class Evaluate(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.EvaluateSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("evaluate", **settings)
+
+
+class GEPA(Algorithm):
+    """Improves the prompt of an agent by reflection on traces; keeps each prompt that is the best at some task (GEPA).
+
+    Its settings are those of `GepaSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.GepaSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("gepa", **settings)
 
 
 class GRPO(Algorithm):

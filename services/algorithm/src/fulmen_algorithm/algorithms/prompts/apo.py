@@ -52,6 +52,7 @@ class _Search(PromptSearch[ApoSettings]):
     """One search; see `PromptSearch`."""
 
     algorithm = "apo"
+    models = "critic and editor"
 
     async def take_round(self) -> None:
         """Edits the prompts of the beam and chooses the next one."""
@@ -94,16 +95,7 @@ class _Search(PromptSearch[ApoSettings]):
         ctx.recorder.commit()
         ctx.recorder.result(reward_mean=reward)
         self._show(best="")
-        await ctx.recorder.end_step(
-            {
-                "reward_mean": reward,
-                "candidates": float(len(state.candidates)),
-                "candidates_rejected": float(len(state.rejected)),
-                "calls": float(state.calls),
-                "tokens_spent": float(state.tokens),
-                "rollouts": float(state.rollouts),
-            }
-        )
+        await ctx.recorder.end_step(self._metrics(reward))
 
     async def _examples(self, number: int, rewards: dict[str, list[float]]) -> dict[str, list[Example]]:
         """Runs the prompts of the beam on new tasks; returns the bad results by candidate."""

@@ -33,10 +33,12 @@ class PromptSearch(Generic[Settings]):
 
     Attributes:
         algorithm: Name in ids of groups and in purposes of calls.
+        models: Models that it asks, for the report.
         state: What is in checkpoints.
     """
 
     algorithm: ClassVar[str]
+    models: ClassVar[str]
 
     def __init__(self, ctx: RunContext, settings: Settings) -> None:
         self._ctx = ctx
@@ -172,13 +174,24 @@ class PromptSearch(Generic[Settings]):
         refused = [f"- round {r['round']}, of `{r['parent']}`: {r['reason']}" for r in state.rejected]
         parts = [
             tree(state.candidates, beam=state.beam, best=best),
-            f"{state.calls} calls of critic and editor, {state.tokens} tokens; {state.rollouts} rollouts on training "
+            f"{state.calls} calls of {self.models}, {state.tokens} tokens; {state.rollouts} rollouts on training "
             f"tasks.{f' The search ended because {state.over}.' if state.over else ''}",
             "### What changed, from the first prompt to the best",
             difference(state.candidates[FIRST].text, state.candidates[shown].text),
             *(["### Edits that could not be used", "\n".join(refused)] if refused else []),
         ]
         self._ctx.recorder.section("prompts", title="Prompts", markdown="\n\n".join(parts))
+
+    def _metrics(self, reward: float) -> dict[str, float]:
+        state = self.state
+        return {
+            "reward_mean": reward,
+            "candidates": float(len(state.candidates)),
+            "candidates_rejected": float(len(state.rejected)),
+            "calls": float(state.calls),
+            "tokens_spent": float(state.tokens),
+            "rollouts": float(state.rollouts),
+        }
 
     @property
     def _resource(self) -> str:
@@ -204,4 +217,5 @@ class PromptSearch(Generic[Settings]):
 
 
 def mean_of(rewards: Sequence[float]) -> float:
+    """Returns the mean; 0 of none."""
     return sum(rewards) / len(rewards) if rewards else 0.0
