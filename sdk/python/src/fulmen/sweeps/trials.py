@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import ResourceNotFound
+from fulmen.errors import TrainingRunNotFound
 from fulmen.rpc.services import Services
 from fulmen.sweeps.file import Sweep
 from fulmen.train_toml.reader import ConfigError
@@ -184,5 +184,5 @@ class Trials:
         request = training_run_service_pb2.GetTrainingRunRequest(name=name)
         try:
             return (await self.services.training_runs.GetTrainingRun(request)).training_run
-        except ResourceNotFound:
+        except TrainingRunNotFound:
             return None
