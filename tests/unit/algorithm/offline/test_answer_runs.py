@@ -81,6 +81,13 @@ async def test_the_other_losses_of_pairs_learn_too(loss, world, sft_draft, carry
     assert entry.run.results["validation_accuracy_after"] >= 0.9
 
 
+async def test_adapters_are_trained_against_the_model_without_them(world, sft_draft, carry_out):
+    draft = pairs_draft(sft_draft, world, lora={"rank": 8}, learning_rate=0.05, steps=2 * STEPS)
+    entry = await carry_out(replace(draft, algorithm="dpo"))
+    assert entry.run.results["validation_accuracy_before"] == 0.5
+    assert entry.run.results["validation_accuracy_after"] >= 0.9
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 async def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not(
     algorithm, world, sft_draft, carry_out, tmp_path

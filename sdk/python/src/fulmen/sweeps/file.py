@@ -191,7 +191,7 @@ def _search(table: TableReader, given: Any) -> dict[str, Choices]:
                 elif rest.get("log") and low <= 0:
                     table.problem(f'"{key}"', "low must be above 0 with log")
                 else:
-                    found[key] = Range(low=low, high=high, log=rest.get("log", False))
+                    found[key] = Range(low=low, high=high, log=bool(rest.get("log", False)))
             case _:
                 table.problem(f'"{key}"', "must be a list of values, or { low = 1e-5, high = 1e-3, log = true }")
     return found
