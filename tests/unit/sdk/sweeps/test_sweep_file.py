@@ -141,3 +141,10 @@ def test_settings_of_no_stage_and_weights_that_would_be_those_of_the_trial_befor
     first, second = caught.value.problems
     assert first.startswith("policy: needs base, build, path or version")
     assert second == "\"grpo.group_size\": no stage of train.toml has the algorithm 'grpo'"
+
+
+def test_the_file_of_the_documents_is_valid(folder, repository_root):
+    shown = (repository_root / "docs/sweeps.md").read_text().partition("```toml\n")[2].partition("```")[0]
+    sweep = load_sweep(written(folder, shown))
+    assert sweep.rungs == ((9, 10), (3, 30), (1, 90))
+    assert len(sweep.settings()) == 9
