@@ -19,7 +19,7 @@ from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RunSettings, summary
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "sdk/python/src/fulmen/training"
 CLASSES, SETTINGS = FOLDER / "algorithms.py", FOLDER / "algorithm_settings.py"
-ACRONYMS = frozenset({"apo", "cispo", "dapo", "grpo", "gspo", "pp", "ppo", "rloo", "sft"})
+ACRONYMS = frozenset({"apo", "cispo", "dapo", "dpo", "gepa", "grpo", "gspo", "kto", "pp", "ppo", "rloo", "sft"})
 TYPES = {"integer": "int", "number": "float", "string": "str", "boolean": "bool", "null": "None"}
 CLASSES_HEAD = '''"""The built-in algorithms. Made by tools/algorithm_classes.py of those of the algorithm service."""
 

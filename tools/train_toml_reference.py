@@ -79,6 +79,7 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
         "test": (TEXT, "Tasks that are measured at the end, JSONL."),
         "demonstrations": (TEXT, "Conversations to imitate, JSONL."),
         "validation_demonstrations": (TEXT, "Conversations that are not trained on, JSONL."),
+        "preferences": (TEXT, "Pairs of answers to the same prompt, JSONL."),
         "prompt": (TEXT, "The agent's prompt, a text file."),
         "scores": (TEXT, "Published scores, `NAME` or `NAME@VERSION`."),
         "rollouts": (TEXT, "Training run whose stored rollouts are read: its name, id, a part of it, or `latest`."),

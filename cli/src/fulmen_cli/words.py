@@ -25,6 +25,10 @@ WORDS: Final = {
     "open": ("stack.opening", "Opens the console in a browser, signed in with your token."),
     "train": ("train.commands", "Trains an agent as configured in a train.toml."),
     "algorithms": ("train.commands", "Lists the algorithms; with a name, the inputs and settings of that one."),
+    "sweep": (
+        "sweep.commands",
+        "Tries settings of a train.toml for a few steps each, and the best of them for more (successive halving).",
+    ),
     "queue": ("rollout.backlog", "Shows queued and running rollouts, and the scheduling rules."),
     "runners": ("runner.commands", "Lists the connected runners."),
     "trace": (

@@ -17,7 +17,7 @@ from fulmen.llm_proxy.v1.route_pb2 import Route
 from fulmen.runner.v1.agent_spec_pb2 import AgentSpec
 from fulmen.train_toml.agent import agent_config
 from fulmen_algorithm.rollouts.scored_groups import read_scored_groups
-from fulmen_algorithm.runs.creation.inputs import read_demonstrations, read_tasks
+from fulmen_algorithm.runs.creation.inputs import read_demonstrations, read_preferences, read_tasks
 from fulmen_llm_proxy.routing.resources import Document, build_table
 from fulmen_llm_proxy.routing.table import RoutingTable
 from fulmen_runner.agents.library import specification_of
@@ -46,7 +46,7 @@ def _read_table(kind: str) -> Callable[[bytes], None]:
 
 
 def _read_lines(content: bytes) -> None:
-    for read in (read_tasks, read_demonstrations):
+    for read in (read_tasks, read_demonstrations, read_preferences):
         _, violations = read(content, field="inputs.train")
         for each in violations:
             check_text(each.description)

@@ -25,7 +25,7 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.output import console, print_json
 from fulmen_cli.train.preflight import preflights
 
-__all__ = ["check", "packed"]
+__all__ = ["check", "packed", "stage_problems_of"]
 
 PROJECT: Final = "projects/default"
 # What a training will have published, or names, when its stages begin.
@@ -45,7 +45,7 @@ async def check(
     """
     plan, problems = read_train_config(path)
     plan = with_overrides(plan, assignments, seed=seed)
-    found = _stage_problems(plan)
+    found = stage_problems_of(plan)
     problems += found or ()
     if all(file.is_file() for file in plan.data.files):
         try:
@@ -83,7 +83,7 @@ def packed(plan: TrainConfig) -> Bundle:
     return pack_bundle(plan.folder if plan.runs_code else None, data_files=plan.data.files, agent=plan.agent)
 
 
-def _stage_problems(config: TrainConfig) -> list[str] | None:
+def stage_problems_of(config: TrainConfig) -> list[str] | None:
     """Returns the problems of all stages: unknown algorithms, settings that are not valid, inputs that are missing.
 
     What a deployment allows, such as addresses of engines, and what it has, such as versions, is left to its services.

@@ -9,6 +9,7 @@ import pytest
 
 from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.algorithms import sft
+from fulmen_algorithm.algorithms.offline import stored_rows
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.rollouts.trajectory import Conversation
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
@@ -115,7 +116,8 @@ async def test_texts_are_tokenised_beside_the_event_loop(world, draft, carry_out
         threads.append(threading.get_ident())
         return sft_row(*args, **kwargs)
 
-    monkeypatch.setattr(sft, "sft_row", noted)
+    for module in (sft, stored_rows):
+        monkeypatch.setattr(module, "sft_row", noted)
     world.answer_text = "not what these tokens say"
     world.conversations = (([{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}], ()),)
     inputs = {**draft.inputs, "demonstrations": "resources/dataset.demonstrations/versions/1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,26 @@ def test_a_task_larger_than_a_rollouts_input_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="maximum 262144"):
         read_datasets(DataConfig(train=path))
+
+
+def test_every_malformed_preference_is_reported_with_its_number(tmp_path: Path) -> None:
+    prompt, good, bad = (
+        [{"role": role, "content": text}] for role, text in (("user", "1+1="), ("assistant", "2"), ("user", "3"))
+    )
+    lines = [
+        {"prompt": prompt, "chosen": good},
+        {"prompt": prompt, "chosen": bad, "rejected": good},
+        {"prompt": [{"role": "nobody"}], "chosen": good, "rejected": good},
+        {"prompt": prompt, "chosen": good, "rejected": good},
+        {"prompt": prompt, "chosen": good, "rejected": [{"role": "assistant", "content": "3"}]},
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(ConfigError) as caught:
+        read_datasets(DataConfig(preferences=path))
+    found = [problem.partition("pairs.jsonl:")[2] for problem in caught.value.problems]
+    assert [problem.partition(":")[0] for problem in found] == ["1", "2", "3", "4"]
+    assert 'needs "rejected"' in found[0]
+    assert "no message of chosen is of the assistant" in found[1]
+    assert "prompt[0].role must be one of" in found[2]
+    assert '"chosen" and "rejected" are the same' in found[3]

@@ -63,6 +63,7 @@ class DataConfig:
         test: tasks, JSONL.
         demonstrations: conversations, JSONL.
         validation_demonstrations: conversations that are not trained on, JSONL.
+        preferences: pairs of answers to the same prompt, JSONL.
         prompt: the agent's prompt, a text file.
         scores: published scores, as `NAME` or `NAME@VERSION`.
         rollouts: training run whose stored rollouts are read, its name or its id; empty for none.
@@ -73,6 +74,7 @@ class DataConfig:
     test: Path | None = None
     demonstrations: Path | None = None
     validation_demonstrations: Path | None = None
+    preferences: Path | None = None
     prompt: Path | None = None
     scores: str = ""
     rollouts: str = ""
@@ -80,14 +82,15 @@ class DataConfig:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that are set; published separately from the agent."""
-        named = (self.train, self.validation, self.test, self.demonstrations, self.validation_demonstrations)
-        return tuple(path for path in (*named, self.prompt) if path is not None)
+        tasks = (self.train, self.validation, self.test)
+        others = (self.demonstrations, self.validation_demonstrations, self.preferences, self.prompt)
+        return tuple(path for path in (*tasks, *others) if path is not None)
 
     @property
     def uses(self) -> tuple[str, ...]:
         """The inputs of runs that are set, such as `train_tasks`; without the run of `rollouts`."""
         tasks = {"train_tasks": self.train, "validation_tasks": self.validation, "test_tasks": self.test}
-        others = ("demonstrations", "validation_demonstrations", "prompt", "scores")
+        others = ("demonstrations", "validation_demonstrations", "preferences", "prompt", "scores")
         named = tasks | {use: getattr(self, use) for use in others}
         return tuple(use for use, given in named.items() if given)
 
@@ -267,7 +270,7 @@ def _policy(table: TableReader, folder: Path, *, required: bool) -> PolicyConfig
 
 
 def _data(table: TableReader, folder: Path) -> DataConfig:
-    uses = ("train", "validation", "test", "demonstrations", "validation_demonstrations", "prompt")
+    uses = ("train", "validation", "test", "demonstrations", "validation_demonstrations", "preferences", "prompt")
     table.known(*uses, "scores", "rollouts")
     paths: dict[str, Path | None] = {}
     for use in uses:

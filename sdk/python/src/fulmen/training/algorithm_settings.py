@@ -22,49 +22,32 @@ class RunSettings(TypedDict, total=False):
     engine: Mapping[str, Any]
 
 
-class ApoSettings(RunSettings, total=False):
-    """Settings of `apo`.
+class EvaluateSettings(RunSettings, total=False):
+    """Settings of `evaluate`.
 
     Attributes:
-        steps: Rounds of the search.
-        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
-        editor: Model that rewrites it; null for the critic.
-        beam_width: Number of prompts kept after a round.
-        branch_factor: Edits per prompt and round.
-        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
-        concurrency: Edits requested at a time; a killed process loses at most as many answers.
-        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
-        gradient_examples: Number of these shown in one criticism.
-        good_reward: Reward from which on a rollout is not shown to the critic.
-        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
-        budget: Limits of the search.
-        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
-        target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
-        failure_reward: Reward of a rollout that the agent failed.
-        max_prompt_chars: Maximum length of a prompt, in characters.
+        steps: Always 1.
+        samples: n, rollouts per task.
+        pass_at: The k of each pass@k, at most `samples`.
+        success_reward: Minimum reward with which a rollout passes.
+        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
+            so that failures do not raise the mean.
         temperature: Sampling temperature of the run's policy; calls to other models are not changed.
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
-    critic: Mapping[str, Any]
-    editor: Mapping[str, Any] | None
-    beam_width: int
-    branch_factor: int
-    paraphrases: int
-    concurrency: int
-    gradient_tasks: int
-    gradient_examples: int
-    good_reward: float
-    selection: Mapping[str, Any]
-    budget: Mapping[str, Any]
-    patience: int
-    target_reward: float | None
+    samples: int
+    pass_at: Sequence[int]
+    success_reward: float
     failure_reward: float
-    max_prompt_chars: int
     temperature: float
     max_tokens: int | None
+    confidence: float
+    resamples: int
     rollout_timeout_s: float
     rollout_attempts: int
 
@@ -74,8 +57,8 @@ class AlgorithmSettings(RunSettings, total=False):
 
     Attributes:
         learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
-        optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
-        weight_decay: Decoupled weight decay; not for SGD.
+        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; only for AdamW.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
         warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
@@ -91,9 +74,6 @@ class AlgorithmSettings(RunSettings, total=False):
             `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
-        passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
-        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
-            own process, and versions only by algorithms that train on rollouts of older ones.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """
@@ -111,8 +91,6 @@ class AlgorithmSettings(RunSettings, total=False):
     exchange: Mapping[str, Any] | None
     precision: str
     gradient_checkpointing: bool
-    passes: Mapping[str, Any]
-    write_behind: bool
     weights: Mapping[str, Any]
     lora: Mapping[str, Any] | None
 
@@ -146,23 +124,17 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     Attributes:
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
-            `importance`.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
         correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
             `sequence_mask`, `geometric`, `icepop` or `decoupled`.
         kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
-        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
-            adapts it.
         aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
             `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
             if they make several model calls, so that long failures do not count more than short successes, else
             `token_mean`.
         proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
             `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
-            `none` with a teacher.
-        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
-            behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
         rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
             rollouts are penalised only if `mask_truncated` is off.
@@ -177,11 +149,9 @@ class PolicyGradientSettings(SamplingSettings, total=False):
     loss: Mapping[str, Any]
     correction: Mapping[str, Any]
     kl: Mapping[str, Any]
-    entropy: Mapping[str, Any]
     aggregation: Mapping[str, Any] | None
     proximal: str
     advantage: Mapping[str, Any]
-    teacher: Mapping[str, Any]
     critic: Mapping[str, Any]
     rewards: Mapping[str, Any]
     overlong: Mapping[str, Any] | None
@@ -199,59 +169,141 @@ class GrpoSettings(PolicyGradientSettings, total=False):
         refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
-        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
-            those that are nearly solved more often.
-        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
-            `<policy>-past`.
     """
 
     group_size: int
     max_staleness: int
     refill_limit: float
     engine_mismatch: Mapping[str, Any]
-    curriculum: Mapping[str, Any]
-    opponents: Mapping[str, Any]
 
 
-class DistillSettings(GrpoSettings, total=False):
-    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is
-    needed.
+class EpochSettings(AlgorithmSettings, total=False):
+    """Settings in addition to those of every algorithm.
 
     Attributes:
-        teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
-        advantage: `none`: the teacher's signal alone. With another estimator the rewards train, too.
-        group_size: Rollouts per task; they are not compared.
+        steps: Steps of the run; 0 to set `epochs` instead.
+        epochs: Passes over the data, may be fractional; rounded up to whole steps.
+        batch_size: Examples per step; each epoch is a new permutation by the seed.
+        report_every: Steps between two reports of metrics.
     """
 
+    epochs: float | None
+    batch_size: int
+    report_every: int
 
-class EvaluateSettings(RunSettings, total=False):
-    """Settings of `evaluate`.
+
+class AnswerSettings(EpochSettings, total=False):
+    """Settings in addition to those of every algorithm on data.
 
     Attributes:
-        steps: Always 1.
-        samples: n, rollouts per task.
-        pass_at: The k of each pass@k, at most `samples`.
-        success_reward: Minimum reward with which a rollout passes.
-        failure_reward: Reward of a rollout that the agent failed, in the mean reward; choose at most the worst reward,
-            so that failures do not raise the mean.
+        held_out: Share of the prompts that are not trained on; they measure `validation_accuracy`.
+    """
+
+    held_out: float
+
+
+class DpoSettings(AnswerSettings, total=False):
+    """Settings of `dpo`, in addition to those of every algorithm on answers.
+
+    Attributes:
+        loss: Loss of a pair: `{kind = "sigmoid", beta = 0.1}` or `{kind = "ipo", beta = 0.1}`.
+        pairs_per_group: Maximum number of pairs of a group of stored rollouts: the best and the worst, the second best
+            and the second worst, and so on.
+        min_gap: Minimum difference between the rewards of a pair of stored rollouts.
+    """
+
+    loss: Mapping[str, Any]
+    pairs_per_group: int
+    min_gap: float
+
+
+class KtoSettings(AnswerSettings, total=False):
+    """Settings of `kto`, in addition to those of every algorithm on answers.
+
+    Attributes:
+        threshold: Reward from which on a stored rollout is desirable.
+        beta: Strength of the tie to the reference policy.
+        desirable_weight: Weight of desirable answers; the paper balances it and the other so that weight times number is
+            about the same for both.
+        undesirable_weight: Weight of undesirable answers.
+    """
+
+    threshold: float
+    beta: float
+    desirable_weight: float
+    undesirable_weight: float
+
+
+class SearchSettings(RunSettings, total=False):
+    """Settings of every search for a prompt.
+
+    Attributes:
+        good_reward: Reward from which on a rollout is not shown to the model that improves the prompt.
+        budget: Limits of the search.
+        target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
+        failure_reward: Reward of a rollout that the agent failed.
+        max_prompt_chars: Maximum length of a prompt, in characters.
         temperature: Sampling temperature of the run's policy; calls to other models are not changed.
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
-        confidence: Confidence level of the intervals.
-        resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
-    samples: int
-    pass_at: Sequence[int]
-    success_reward: float
+    good_reward: float
+    budget: Mapping[str, Any]
+    target_reward: float | None
     failure_reward: float
+    max_prompt_chars: int
     temperature: float
     max_tokens: int | None
-    confidence: float
-    resamples: int
     rollout_timeout_s: float
     rollout_attempts: int
+
+
+class ApoSettings(SearchSettings, total=False):
+    """Settings of `apo`, in addition to those of every search for a prompt.
+
+    Attributes:
+        steps: Rounds of the search.
+        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
+        editor: Model that rewrites it; null for the critic.
+        beam_width: Number of prompts kept after a round.
+        branch_factor: Edits per prompt and round.
+        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
+        concurrency: Edits requested at a time; a killed process loses at most as many answers.
+        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
+        gradient_examples: Number of these shown in one criticism.
+        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
+        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
+    """
+
+    critic: Mapping[str, Any]
+    editor: Mapping[str, Any] | None
+    beam_width: int
+    branch_factor: int
+    paraphrases: int
+    concurrency: int
+    gradient_tasks: int
+    gradient_examples: int
+    selection: Mapping[str, Any]
+    patience: int
+
+
+class GepaSettings(SearchSettings, total=False):
+    """Settings of `gepa`, in addition to those of every search for a prompt.
+
+    Attributes:
+        steps: Proposals: each is one call of the reflector, and at most one new candidate.
+        reflector: Model that reads traces and writes a better prompt, such as `{model = "gpt-x"}`.
+        pareto_tasks: Training tasks on which every accepted prompt is measured.
+        minibatch_tasks: Training tasks on which a proposal must be better than the prompt that it is made of.
+        merge_every: Steps from one merge of two prompts of the front to the next; 0 for none.
+    """
+
+    reflector: Mapping[str, Any]
+    pareto_tasks: int
+    minibatch_tasks: int
+    merge_every: int
 
 
 class RejectionSettings(SamplingSettings, total=False):
@@ -291,21 +343,14 @@ class ServeSettings(RunSettings, total=False):
     hours: float
 
 
-class SftSettings(AlgorithmSettings, total=False):
-    """Settings of `sft`, in addition to the common ones.
+class SftSettings(EpochSettings, total=False):
+    """Settings of `sft`, in addition to those of every algorithm on data.
 
     Attributes:
-        steps: Steps of the run; 0 to set `epochs` instead.
-        epochs: Passes over the demonstrations, may be fractional; rounded up to whole steps.
-        batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
-        report_every: Steps between two reports of metrics.
         min_reward: Minimum reward of the other run's rollouts.
         max_per_task: Maximum number of rollouts of one group, best first.
     """
 
-    epochs: float | None
-    batch_size: int
-    report_every: int
     min_reward: float
     max_per_task: int
 

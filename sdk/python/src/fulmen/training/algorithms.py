@@ -12,10 +12,13 @@ __all__ = [
     "CISPO",
     "DAPO",
     "Distill",
+    "DPO",
     "DrGRPO",
     "Evaluate",
+    "GEPA",
     "GRPO",
     "GSPO",
+    "KTO",
     "PPO",
     "ReinforcePP",
     "Rejection",
@@ -68,6 +71,15 @@ class Distill(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.DistillSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("distill", **settings)
+class DPO(Algorithm):
+    """Learns from pairs of answers, of a data set or of stored groups, which of two answers is better (DPO, IPO).
+
+    Its settings are those of `DpoSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.DpoSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("dpo", **settings)
 
 
 class DrGRPO(Algorithm):
@@ -92,6 +104,17 @@ class Evaluate(Algorithm):
         super().__init__("evaluate", **settings)
 
 
+class GEPA(Algorithm):
+    """Improves the prompt of an agent by reflection on traces; keeps each prompt that is the best at some task (GEPA).
+
+    Its settings are those of `GepaSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.GepaSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("gepa", **settings)
+
+
 class GRPO(Algorithm):
     """Samples groups, trains on each rollout relative to its group, publishes, and repeats.
 
@@ -112,6 +135,17 @@ class GSPO(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.GspoSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("gspo", **settings)
+
+
+class KTO(Algorithm):
+    """Learns from single answers, desirable or not by their reward, without pairs (KTO).
+
+    Its settings are those of `KtoSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.KtoSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("kto", **settings)
 
 
 class PPO(Algorithm):

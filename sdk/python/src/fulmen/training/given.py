@@ -54,6 +54,7 @@ class TrainOptions(TypedDict, total=False):
         test: Tasks for a test after the training, as `tasks`.
         demonstrations: Conversations to imitate, dicts with `messages`, as `tasks`.
         validation_demonstrations: Conversations that are not trained on, likewise.
+        preferences: Pairs of answers, dicts with `prompt`, `chosen` and `rejected`, as `tasks`.
         prompt: Path of the agent's prompt, a text file.
         requirements: File in the agent's folder with the packages that the agent needs; runners install them once.
         venv: Virtual environment on the runners' machine that the agent runs in; paths are relative to the folder.
@@ -65,6 +66,7 @@ class TrainOptions(TypedDict, total=False):
     test: Tasks
     demonstrations: Tasks
     validation_demonstrations: Tasks
+    preferences: Tasks
     prompt: str | PathLike[str]
     requirements: str | PathLike[str]
     venv: str | PathLike[str]
@@ -118,6 +120,7 @@ def _packed(
         "test_tasks": ("test", options.get("test")),
         "demonstrations": ("demonstrations", options.get("demonstrations")),
         "validation_demonstrations": ("validation_demonstrations", options.get("validation_demonstrations")),
+        "preferences": ("preferences", options.get("preferences")),
     }
     datasets = checked_datasets(
         {use: (label, task_lines(tasks, label)) for use, (label, tasks) in data.items() if tasks is not None}

@@ -17,8 +17,8 @@ __all__ = ["AGENT_INPUT", "RunNames", "stage_problem", "training_run"]
 
 # What a configuration can give to an algorithm that is not known: the service's answer then names those that are.
 ALL_INPUTS: Final = (
-    "agent", "train_tasks", "validation_tasks", "test_tasks", "demonstrations", "validation_demonstrations", "prompt",
-    "scores", "rollouts", "bundle",
+    "agent", "train_tasks", "validation_tasks", "test_tasks", "demonstrations", "validation_demonstrations",
+    "preferences", "prompt", "scores", "rollouts", "bundle",
 )  # fmt: skip
 AGENT_INPUT: Final = "inputs.agent"
 MAX_ID_LENGTH: Final = 63

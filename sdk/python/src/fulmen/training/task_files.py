@@ -53,6 +53,7 @@ def read_datasets(data: DataConfig) -> dict[str, Dataset]:
         "test_tasks": data.test,
         "demonstrations": data.demonstrations,
         "validation_demonstrations": data.validation_demonstrations,
+        "preferences": data.preferences,
     }
     return checked_datasets(
         {use: (_shown(path), path.read_bytes().split(b"\n")) for use, path in files.items() if path is not None}
@@ -77,7 +78,7 @@ def checked_datasets(given: Mapping[str, tuple[str, Iterable[bytes]]]) -> dict[s
 
 
 def _checked(use: str, shown: str, lines: Iterable[bytes], problems: list[str]) -> Dataset:
-    rule = _check_demonstration if use.endswith("demonstrations") else _no_rule
+    rule = _RULES.get(use, _no_rule)
     kept: list[bytes] = []
     for number, line in enumerate(lines, start=1):
         stripped = line.strip()
@@ -116,20 +117,45 @@ def _check_demonstration(value: dict[str, Any]) -> str:
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         return 'a demonstration needs "messages", a list that is not empty'
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict):
-            return f"messages[{index}] must be an object"
-        if message.get("role") not in _MESSAGE_ROLES:
-            return f"messages[{index}].role must be one of {', '.join(sorted(_MESSAGE_ROLES))}"
-        if "content" not in message and "tool_calls" not in message:
-            return f'messages[{index}] needs "content" or "tool_calls"'
+    if problem := _messages_problem("messages", messages):
+        return problem
     if not any(message["role"] == "assistant" for message in messages):
         return "no message is of the assistant, so there is nothing to learn"
     return ""
 
 
+def _check_preference(value: dict[str, Any]) -> str:
+    for name in ("prompt", "chosen", "rejected"):
+        messages = value.get(name)
+        if not isinstance(messages, list) or not messages:
+            return f'a preference needs "{name}", a list of messages that is not empty'
+        if problem := _messages_problem(name, messages):
+            return problem
+        if name != "prompt" and not any(message["role"] == "assistant" for message in messages):
+            return f"no message of {name} is of the assistant"
+    return '"chosen" and "rejected" are the same' if value["chosen"] == value["rejected"] else ""
+
+
+def _messages_problem(name: str, messages: list[Any]) -> str:
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return f"{name}[{index}] must be an object"
+        if message.get("role") not in _MESSAGE_ROLES:
+            return f"{name}[{index}].role must be one of {', '.join(sorted(_MESSAGE_ROLES))}"
+        if "content" not in message and "tool_calls" not in message:
+            return f'{name}[{index}] needs "content" or "tool_calls"'
+    return ""
+
+
 def _no_rule(value: dict[str, Any]) -> str:
     return "" if value else "the object is empty"
+
+
+_RULES: Final[Mapping[str, Callable[[dict[str, Any]], str]]] = {
+    "demonstrations": _check_demonstration,
+    "validation_demonstrations": _check_demonstration,
+    "preferences": _check_preference,
+}
 
 
 def _refuse_constant(name: str) -> Any:

@@ -41,6 +41,7 @@ class Training:
         datasets: The data by use.
         names: Names of the runs.
         inputs: Published versions by use; `begin` adds to them.
+        tags: Tags of the runs.
     """
 
     services: Services
@@ -49,6 +50,7 @@ class Training:
     datasets: dict[str, Dataset]
     names: RunNames
     inputs: dict[str, str] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
     _algorithms: dict[str, _Known] = field(default_factory=dict)
     _is_published: bool = False
 
@@ -62,6 +64,13 @@ class Training:
             ConfigError: with every problem of every stage; no run was created.
             FulmenError: if a service refuses or cannot be reached.
         """
+        await self.learn_algorithms()
+        await self._validate()
+        await self.publish_inputs(show_first)
+        await self._validate()
+
+    async def learn_algorithms(self) -> None:
+        """Asks the service which inputs its algorithms read."""
         answer = await self.services.training_runs.ListAlgorithms(training_run_service_pb2.ListAlgorithmsRequest())
         self._algorithms = {
             each.name: _Known(
@@ -69,9 +78,6 @@ class Training:
             )
             for each in answer.algorithms
         }
-        await self._validate()
-        await self._publish(show_first)
-        await self._validate()
 
     async def create(self) -> training_run_pb2.TrainingRun:
         """Creates the runs of all stages; returns the first, whose `stages` names all if there are several."""
@@ -79,7 +85,8 @@ class Training:
         request.request_id = request.training_run.name
         return (await self.services.training_runs.CreateTrainingRun(request)).training_run
 
-    async def _publish(self, show_first: Callable[[Bundle], None]) -> None:
+    async def publish_inputs(self, show_first: Callable[[Bundle], None] = lambda bundle: None) -> None:
+        """Publishes what the runs read; see `begin`."""
         config = self.config
         if config.data.rollouts:
             self.inputs["rollouts"] = config.data.rollouts
@@ -97,19 +104,21 @@ class Training:
         self._is_published = True
 
     async def _validate(self) -> None:
-        """Validates the stages at the service.
+        if found := await self.problems():
+            raise ConfigError(f"{self.config.file} is not valid; no run was created.", found)
+
+    async def problems(self) -> list[str]:
+        """Returns every problem that the service has with the stages.
 
         Before anything is published, all but the inputs is checked.
         """
         request = self._request()
         request.validate_only = True
-        problems: list[str] = []
         try:
             await self.services.training_runs.CreateTrainingRun(request)
         except (ArgumentInvalid, SettingsInvalid) as error:
-            problems = self._problems(error.violations) if error.violations else [error.message]
-        if problems:
-            raise ConfigError(f"{self.config.file} is not valid; no run was created.", problems)
+            return self._problems(error.violations) if error.violations else [error.message]
+        return []
 
     def _problems(self, violations: Sequence[Violation]) -> list[str]:
         found = []
@@ -137,5 +146,6 @@ class Training:
                     trains=trains,
                 )
             )
+            runs[-1].tags.extend(self.tags)
             continues = continues or trains
         return training_run_service_pb2.CreateTrainingRunRequest(training_run=runs[0], next_stages=runs[1:])

@@ -48,7 +48,7 @@ def load_registry(files: Iterable[Path] = ()) -> Registry:
 
 
 def _all(files: Iterable[Path]) -> Iterator[tuple[str, AlgorithmEntry[Any]]]:
-    for module in pkgutil.iter_modules(algorithms.__path__, f"{algorithms.__name__}."):
+    for module in pkgutil.walk_packages(algorithms.__path__, f"{algorithms.__name__}."):
         # A module without entries is a part of others.
         loaded = import_module(module.name) if module.name != __name__ else None
         if hasattr(loaded, ENTRIES):

@@ -4,18 +4,19 @@ The loss on held-out data (`validation_demonstrations`) is measured before the f
 """
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from fulmen_algorithm.algorithms.sampling import supervised_rows, within
+from fulmen_algorithm.algorithms.offline.epochs import EpochSettings
+from fulmen_algorithm.algorithms.offline.stored_rows import imitable_rows
+from fulmen_algorithm.algorithms.sampling import within
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
-from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, permutation, short_warm_up
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.runs.creation.inputs import Demonstration
 from fulmen_algorithm.runs.failure import RunFailed
@@ -23,51 +24,18 @@ from fulmen_algorithm.training.defaults import SUPERVISED, RateBySize
 from fulmen_algorithm.training.rows import Row, sft_row
 from fulmen_algorithm.training.settings import StepSettings
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-class SftSettings(AlgorithmSettings):
-    """Settings of `sft`, in addition to the common ones.
+class SftSettings(EpochSettings):
+    """Settings of `sft`, in addition to those of every algorithm on data.
 
     Attributes:
-        steps: Steps of the run; 0 to set `epochs` instead.
-        epochs: Passes over the demonstrations, may be fractional; rounded up to whole steps.
-        batch_size: Demonstrations per step; each epoch is a new permutation by the seed.
-        report_every: Steps between two reports of metrics.
         min_reward: Minimum reward of the other run's rollouts.
         max_per_task: Maximum number of rollouts of one group, best first.
     """
 
-    steps: int = Field(default=200, ge=0, le=1_000_000)
-    epochs: float | None = Field(default=None, gt=0, le=10_000)
     default_rate: ClassVar[RateBySize] = SUPERVISED
-    schedule: str = Field(default="cosine", pattern="^(constant|linear|cosine)$")
-    warmup_steps: int = Field(default_factory=short_warm_up(10), ge=0)
-    checkpoint_every: int = Field(default=100, ge=1)
-    batch_size: int = Field(default=64, ge=1, le=65536)
-    report_every: int = Field(default=10, ge=1)
     min_reward: float = 1.0
     max_per_task: int = Field(default=4, ge=1, le=1000)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _epochs_decide_the_steps(cls, given: object) -> object:
-        if isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given:
-            return {**given, "steps": 0}
-        return given
-
-    @model_validator(mode="after")
-    def _either_steps_or_epochs(self) -> Self:
-        if self.epochs is None and not self.steps:
-            raise ValueError("steps: must be 1 or more unless epochs is given")
-        if self.epochs is not None and self.steps:
-            raise ValueError("epochs: give either steps or epochs, not both")
-        return self
-
-    def planned(self, rows: int) -> int:
-        """Computes the steps of the run from the number of demonstrations."""
-        return self.steps if self.epochs is None else math.ceil(self.epochs * rows / self.batch_size)
 
 
 class Sft:
@@ -84,10 +52,6 @@ class Sft:
         rows = [*demonstrations, *await self._successes(ctx)]
         held_out = await asyncio.to_thread(self._rows, ctx, ctx.inputs.validation_demonstrations)
         steps = settings.planned(len(rows))
-        if settings.warmup_steps > steps:
-            raise RunFailed(
-                f"warmup_steps is {settings.warmup_steps}, but the run has {steps} steps: {len(rows)} rows."
-            )
         ctx.recorder.plan(steps)
         ctx.recorder.result(examples=float(len(rows)))
         step_settings = StepSettings(
@@ -101,7 +65,7 @@ class Sft:
             await ctx.recorder.end_step({"validation_loss": loss})
         while ctx.progress.step < steps:
             started = time.monotonic()
-            batch = [rows[i] for i in self._batch(ctx.progress.step, len(rows))]
+            batch = [rows[i] for i in settings.batch(ctx.progress.step, len(rows))]
             with ctx.recorder.spending("train"):
                 result = await ctx.policy.train_supervised(batch, settings=step_settings)
                 ctx.recorder.commit()
@@ -168,9 +132,8 @@ class Sft:
             if trajectory.truncated:
                 left_out["rollouts are left out because an answer was cut off at its token limit"] += 1
                 continue
-            own = _reads(ctx.policy.tokenizer, trajectory)
-            again += not own
-            made = supervised_rows(rollout, trajectory) if own else self._retold(ctx, rollout, trajectory)
+            made, retold = imitable_rows(ctx.policy.tokenizer, rollout, trajectory)
+            again += retold
             short = within(made, budget)
             if len(short) < len(made):
                 left_out[f"rows are left out because they are longer than token_budget = {budget}"] += len(made) - len(
@@ -180,15 +143,6 @@ class Sft:
             seen |= {(group_id, row.token_ids) for row in fresh}
             rows += fresh
         return rows, again, left_out
-
-    def _retold(self, ctx: RunContext, name: str, trajectory: RolloutTrajectory) -> list[Row]:
-        try:
-            return [
-                sft_row(ctx.policy.tokenizer, messages, row_id=name, tools=tools or None)
-                for messages, tools in trajectory.conversations
-            ]
-        except ValueError as error:
-            raise RunFailed(f"{name} cannot be tokenised again: {error}") from error
 
     def _rows(self, ctx: RunContext, demonstrations: Sequence[Demonstration]) -> list[Row]:
         tokenizer = ctx.policy.tokenizer
@@ -202,23 +156,6 @@ class Sft:
                 raise RunFailed(f"Demonstration {number} has more tokens than token_budget.")
             rows.append(row)
         return rows
-
-    def _batch(self, step: int, count: int) -> list[int]:
-        """Chooses the demonstrations of a step: a pure function of the seed and the step."""
-        size = self._settings.batch_size
-        positions = range(step * size, (step + 1) * size)
-        epochs = range(positions[0] // count, positions[-1] // count + 1)
-        orders = {epoch: permutation(count, self._settings.seed, epoch) for epoch in epochs}
-        return [orders[p // count][p % count] for p in positions]
-
-
-def _reads(tokenizer: "PreTrainedTokenizerBase", trajectory: RolloutTrajectory) -> bool:
-    """Returns whether the tokenizer maps the sampled tokens to the text of the answer."""
-    last = trajectory.sequences[-1]
-    if max(last.token_ids) >= len(tokenizer):
-        return False
-    sampled = [token for token, trains in zip(last.token_ids, last.loss_mask, strict=True) if trains]
-    return trajectory.answer_text.strip() in tokenizer.decode(sampled, skip_special_tokens=True)
 
 
 ENTRIES = (

@@ -171,7 +171,7 @@ class Policy:
 
     async def supervised_loss(self, rows: Sequence[Row], *, settings: StepSettings) -> float:
         """Computes the mean cross-entropy of the trained tokens under the present weights, without training."""
-        found = await self._trainer.logprobs(rows, settings=settings)
+        found = await self.logprobs(rows, settings=settings)
         pairs = zip((t for row in rows for t in row.loss_mask), (p for row in found for p in row), strict=True)
         chosen = [logprob for trains, logprob in pairs if trains]
         return -sum(chosen) / max(len(chosen), 1)

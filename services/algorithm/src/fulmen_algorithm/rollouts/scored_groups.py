@@ -19,15 +19,17 @@ class ScoredGroups:
         groups: The scored members of each, in order of the groups' first members.
         too_few: Groups with fewer than two members that have a reward.
         no_variance: Groups whose rewards are all equal.
+        singles: Every rollout that has a reward, whatever its group.
     """
 
     groups: tuple[tuple[FinishedRollout, ...], ...]
     too_few: int = 0
     no_variance: int = 0
+    singles: tuple[FinishedRollout, ...] = ()
 
 
 def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | None, list[Violation]]:
-    """Reads scores and groups them; returns None and the violations if nothing can be trained on."""
+    """Reads scores and groups them; returns None and the violations of a file that cannot be read."""
     try:
         scores = read_scores(content)
     except ScoresInvalid as error:
@@ -38,28 +40,36 @@ def read_scored_groups(content: bytes, *, field: str) -> tuple[ScoredGroups | No
         rest = len(error.problems) - len(bad)
         more = [Violation(field=field, description=f"{rest} more lines are malformed")] if rest else []
         return None, [*bad, *more]
-    found = scored_groups(scores.rollouts)
-    if not found.groups:
-        text = (
-            f"no group can be trained on: {found.too_few} have fewer than two scored rollouts, in {found.no_variance} "
-            "all have the same score"
-        )
-        return None, [Violation(field=field, description=text)]
-    return found, []
+    return scored_groups(scores.rollouts), []
+
+
+def no_groups(found: ScoredGroups) -> str:
+    """Returns the reason why an algorithm that compares rollouts cannot train on these; empty if it can."""
+    if found.groups:
+        return ""
+    return (
+        f"no group can be trained on: {found.too_few} have fewer than two scored rollouts, in {found.no_variance} "
+        "all have the same score"
+    )
 
 
 def scored_groups(rollouts: Sequence[RolloutScore]) -> ScoredGroups:
-    """Sorts rollouts by run and group; rollouts without a group or reward are left out."""
+    """Sorts rollouts by run and group; those without a reward are left out, those without a group are singles."""
     members: dict[tuple[str, str], list[FinishedRollout]] = {}
+    singles: list[FinishedRollout] = []
     for each in rollouts:
-        if not each.group:
-            continue
-        group = members.setdefault((each.training_run, each.group), [])
+        group = members.setdefault((each.training_run, each.group), []) if each.group else []
         if each.rewards:
             member = FinishedRollout(
                 name=each.rollout, attempt=each.attempt, succeeded=True, reward=each.final, rewards=each.rewards
             )
             group.append(member)
+            singles.append(member)
     many = [group for group in members.values() if len(group) >= MIN_MEMBERS]
     varied = [tuple(group) for group in many if any(member.rewards != group[0].rewards for member in group)]
-    return ScoredGroups(groups=tuple(varied), too_few=len(members) - len(many), no_variance=len(many) - len(varied))
+    return ScoredGroups(
+        groups=tuple(varied),
+        too_few=len(members) - len(many),
+        no_variance=len(many) - len(varied),
+        singles=tuple(singles),
+    )

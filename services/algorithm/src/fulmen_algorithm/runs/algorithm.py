@@ -322,6 +322,7 @@ class AlgorithmEntry(Generic[Settings]):
         any_of: Further inputs of which a run must name at least one.
         trains: Whether it trains weights, and so has settings of `AlgorithmSettings`. If not, a run loads no model and
             need not name a policy; one that it names is served as it is.
+        single_scores: Whether scores are of use to it without a group of rollouts to compare.
     """
 
     name: str
@@ -331,6 +332,7 @@ class AlgorithmEntry(Generic[Settings]):
     takes: tuple[str, ...] = ()
     any_of: tuple[str, ...] = ()
     trains: bool = True
+    single_scores: bool = False
 
     @property
     def inputs(self) -> frozenset[str]:

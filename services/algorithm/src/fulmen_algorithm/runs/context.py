@@ -9,7 +9,7 @@ from fulmen_algorithm.policy.served_version import ServedVersion
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.rollouts.scored_groups import ScoredGroups
 from fulmen_algorithm.runs.control import RunControl
-from fulmen_algorithm.runs.creation.inputs import Demonstration
+from fulmen_algorithm.runs.creation.inputs import Demonstration, Preference
 from fulmen_algorithm.runs.ports import ChatModels, Content, Notify, ResourceStore
 from fulmen_algorithm.runs.progress import Progress
 from fulmen_algorithm.runs.recorder import Recorder
@@ -29,6 +29,7 @@ class RunInputs:
         test_tasks: One JSON document each.
         demonstrations: Conversations to learn from.
         validation_demonstrations: Held-out conversations.
+        preferences: Pairs of answers, the better one first.
         scored: Stored groups with their scores; None if the run names no scores.
         prompt: The prompt passed to the run's rollouts; None if the run names no prompt.
     """
@@ -38,6 +39,7 @@ class RunInputs:
     test_tasks: Sequence[bytes] = ()
     demonstrations: Sequence[Demonstration] = ()
     validation_demonstrations: Sequence[Demonstration] = ()
+    preferences: Sequence[Preference] = ()
     scored: ScoredGroups | None = None
     prompt: Content | None = None
 

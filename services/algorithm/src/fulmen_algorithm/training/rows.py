@@ -136,6 +136,7 @@ def sft_row(
     *,
     row_id: str,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    first_trained: int = 0,
 ) -> Row:
     """Turns one demonstration into a row in which exactly the tokens that the policy itself would have sampled train.
 
@@ -147,6 +148,7 @@ def sft_row(
         messages: OpenAI chat messages with at least one assistant message.
         row_id: Becomes the row's `rollout_id`.
         tools: OpenAI tool definitions for the template.
+        first_trained: Index of the first message that may train; earlier ones are context.
 
     Raises:
         ValueError: if no message is the assistant's, or the template breaks the prefix property, so that the
@@ -155,7 +157,7 @@ def sft_row(
     token_ids = _render(tokenizer, messages, tools, generation=False)
     mask = [False] * len(token_ids)
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or index < first_trained:
             continue
         prompt = _render(tokenizer, messages[:index], tools, generation=True)
         through = _render(tokenizer, messages[: index + 1], tools, generation=False)

@@ -1,9 +1,9 @@
 """The prompts that a run has searched through, as of its newest checkpoint."""
 
 from fulmen.algorithm.v1 import prompt_search_pb2 as pb
-from fulmen_algorithm.algorithms.apo import MEMORY
-from fulmen_algorithm.algorithms.apo_settings import SearchState
-from fulmen_algorithm.algorithms.prompt_search import Candidate
+from fulmen_algorithm.algorithms.prompts.candidates import Candidate
+from fulmen_algorithm.algorithms.prompts.search_settings import SearchState
+from fulmen_algorithm.algorithms.prompts.searching import MEMORY
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.transport.pages import page
 from fulmen_service_kit.rpc.message_sizes import fitting

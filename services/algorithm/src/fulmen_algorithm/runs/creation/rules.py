@@ -15,12 +15,19 @@ from fulmen.errors import SettingsInvalid, Violation
 from fulmen.train_toml.reader import hint
 from fulmen_algorithm.policy.engine_settings import EngineSettings, ExternalEngine, VllmEngine, each_engine
 from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
-from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, read_scored_groups
+from fulmen_algorithm.rollouts.scored_groups import ScoredGroups, no_groups, read_scored_groups
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, Registry, RunSettings, Settings
 from fulmen_algorithm.runs.context import RunInputs
 from fulmen_algorithm.runs.creation.descriptions import description_problems
 from fulmen_algorithm.runs.creation.earlier_runs import earlier_problems
-from fulmen_algorithm.runs.creation.inputs import Demonstration, prompt_problems, read_demonstrations, read_tasks
+from fulmen_algorithm.runs.creation.inputs import (
+    Demonstration,
+    Preference,
+    prompt_problems,
+    read_demonstrations,
+    read_preferences,
+    read_tasks,
+)
 from fulmen_algorithm.runs.creation.policies import (
     PINNED,
     POLICY_NAME,
@@ -188,7 +195,7 @@ async def checked_with_resources(
             draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
         )
         violations += await _taken_problems(draft, rules.is_taken)
-        violations += await _content_problems(draft, resources)
+        violations += await _content_problems(draft, rules.registry[draft.algorithm], resources)
         violations += await _source_problems(draft, resources, knows_run)
         if settings is not None:
             violations += await earlier_problems(draft.project, settings, resources, knows_run)
@@ -279,6 +286,11 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
             content = (await resources.get(inputs[use])).data
             demonstrations[use], bad = await asyncio.to_thread(read_demonstrations, content, field=f"inputs.{use}")
             violations += bad
+    preferences: list[Preference] = []
+    if "preferences" in inputs:
+        content = (await resources.get(inputs["preferences"])).data
+        preferences, bad = await asyncio.to_thread(read_preferences, content, field="inputs.preferences")
+        violations += bad
     scored: ScoredGroups | None = None
     if "scores" in inputs:
         content = (await resources.get(inputs["scores"])).data
@@ -295,6 +307,7 @@ async def read_inputs(inputs: Mapping[str, str], resources: ResourceStore) -> tu
         test_tasks=tuple(tasks["test_tasks"]),
         demonstrations=tuple(demonstrations["demonstrations"]),
         validation_demonstrations=tuple(demonstrations["validation_demonstrations"]),
+        preferences=tuple(preferences),
         scored=scored,
         prompt=prompt,
     )
@@ -360,12 +373,14 @@ async def _source_problems(draft: RunDraft, resources: ResourceStore, knows_run:
     return [Violation(field=f"inputs.{ROLLOUTS}", description=text)]
 
 
-async def _content_problems(draft: RunDraft, resources: ResourceStore) -> list[Violation]:
+async def _content_problems(draft: RunDraft, entry: AlgorithmEntry[Any], resources: ResourceStore) -> list[Violation]:
     """Checks the data sets' contents; malformed names are already reported."""
     readable = {use: name for use, name in draft.inputs.items() if PINNED.fullmatch(name)}
     for use in sorted({"agent", "bundle"} & set(readable)):
         await resources.get(readable[use])
-    _, violations = await read_inputs(readable, resources)
+    read, violations = await read_inputs(readable, resources)
+    if read.scored is not None and not entry.single_scores and (problem := no_groups(read.scored)):
+        violations.append(Violation(field="inputs.scores", description=problem))
     return violations
 
 

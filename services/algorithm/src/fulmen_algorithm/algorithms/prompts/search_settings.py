@@ -1,4 +1,4 @@
-"""Settings and state of `apo`."""
+"""Settings and state of searches for a prompt."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fulmen_algorithm.algorithms.prompt_search import Candidate
+from fulmen_algorithm.algorithms.prompts.candidates import Candidate
 from fulmen_algorithm.algorithms.sampling import measuring_overrides
 from fulmen_algorithm.policy.engine_settings import Address
 from fulmen_algorithm.runs.algorithm import RolloutLimits, RunSettings
@@ -14,7 +14,7 @@ from fulmen_algorithm.training.strict import NONE_BY_NAME, Strict
 
 
 class Model(Strict):
-    """A critic or an editor.
+    """A model that improves prompts.
 
     Attributes:
         model: Model name: a route of the LLM proxy, or a model of the endpoint.
@@ -30,37 +30,11 @@ class Model(Strict):
     max_tokens: int = Field(default=2048, ge=1, le=1_048_576)
 
 
-class Halving(Strict):
-    """Successive halving: all candidates run on a minibatch, the worse half is dropped, and so on.
-
-    Attributes:
-        tasks: Training tasks of a minibatch.
-    """
-
-    kind: Literal["halving"] = "halving"
-    tasks: int = Field(default=8, ge=1, le=10_000)
-
-
-class Ucb(Strict):
-    """Upper confidence bounds: each candidate once, then repeatedly the one with the highest bound.
-
-    Attributes:
-        tasks: Training tasks of a minibatch.
-        pulls: Minibatches of a round; at least one per candidate is used.
-        exploration: Weight of the confidence bound, in units of reward.
-    """
-
-    kind: Literal["ucb"]
-    tasks: int = Field(default=4, ge=1, le=10_000)
-    pulls: int = Field(default=32, ge=1, le=100_000)
-    exploration: float = Field(default=0.5, ge=0)
-
-
 class Budget(Strict):
     """Limits of a search, which ends with its best result when one is reached.
 
     Attributes:
-        calls: Calls of critic and editor.
+        calls: Calls of the models that improve prompts.
         tokens: Tokens of those calls, as counted by the endpoint; calls in flight may exceed it.
         rollouts: Rollouts on training tasks.
     """
@@ -70,23 +44,12 @@ class Budget(Strict):
     rollouts: int = Field(default=10_000, ge=1)
 
 
-class ApoSettings(RunSettings):
-    """Settings of `apo`.
+class SearchSettings(RunSettings):
+    """Settings of every search for a prompt.
 
     Attributes:
-        steps: Rounds of the search.
-        critic: Model that criticises a prompt, such as `{model = "gpt-x"}`.
-        editor: Model that rewrites it; null for the critic.
-        beam_width: Number of prompts kept after a round.
-        branch_factor: Edits per prompt and round.
-        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
-        concurrency: Edits requested at a time; a killed process loses at most as many answers.
-        gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
-        gradient_examples: Number of these shown in one criticism.
-        good_reward: Reward from which on a rollout is not shown to the critic.
-        selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
+        good_reward: Reward from which on a rollout is not shown to the model that improves the prompt.
         budget: Limits of the search.
-        patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
         target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
         failure_reward: Reward of a rollout that the agent failed.
         max_prompt_chars: Maximum length of a prompt, in characters.
@@ -96,20 +59,9 @@ class ApoSettings(RunSettings):
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
     """
 
-    steps: int = Field(default=3, ge=1, le=1000)
     checkpoint_every: int = Field(default=1, ge=1)
-    critic: Model
-    editor: Model | None = None
-    beam_width: int = Field(default=4, ge=1, le=64)
-    branch_factor: int = Field(default=4, ge=1, le=64)
-    paraphrases: int = Field(default=0, ge=0, le=16)
-    concurrency: int = Field(default=4, ge=1, le=64)
-    gradient_tasks: int = Field(default=8, ge=1, le=10_000)
-    gradient_examples: int = Field(default=4, ge=1, le=64)
     good_reward: float = 1.0
-    selection: Annotated[Halving | Ucb, Field(discriminator="kind")] = Halving()
     budget: Budget = Budget()
-    patience: int = Field(default=2, ge=0)
     target_reward: float | None = None
     failure_reward: float = 0.0
     max_prompt_chars: int = Field(default=20_000, ge=1, le=90_000)
@@ -122,12 +74,6 @@ class ApoSettings(RunSettings):
     def rollout_limits(self) -> RolloutLimits:
         """Limits of the run's rollouts."""
         return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
-
-    @property
-    def endpoints(self) -> dict[str, str]:
-        """Endpoints of critic and editor."""
-        models = {"critic": self.critic, "editor": self.editor}
-        return {name: model.base_url for name, model in models.items() if model is not None and model.base_url}
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:
@@ -148,6 +94,7 @@ class SearchState:
         tokens: Tokens so far.
         rollouts: Rollouts on training tasks so far.
         same_head: Consecutive rounds with the same best prompt.
+        scores: Rewards of candidates on the tasks of the Pareto set, in their order; None where a rollout was lost.
         over: Reason why the search has ended; empty while it runs.
     """
 
@@ -160,6 +107,7 @@ class SearchState:
     rollouts: int = 0
     same_head: int = 0
     over: str = ""
+    scores: dict[str, list[float | None]] = field(default_factory=dict)
 
     def as_memory(self) -> dict[str, Any]:
         """Returns the state as JSON values."""

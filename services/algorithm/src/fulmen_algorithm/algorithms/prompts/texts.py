@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fulmen_algorithm.algorithms.prompt_search import Candidate, placeholders
+from fulmen_algorithm.algorithms.prompts.candidates import Candidate, placeholders
+from fulmen_algorithm.rollouts.trajectory import Conversation
 
 SHOWN_CHARS = 2000
+SHOWN_TRACE_CHARS = 6000
 _ANSWER = re.compile(r"<prompt>\n?(.*?)\n?</prompt>", re.DOTALL)
 _CRITIC = """\
 You improve prompts. An agent works with the prompt template below; the examples show tasks that it did badly. Say what \
@@ -20,6 +22,15 @@ that needs. {rule}Answer with the whole new template between <prompt> and </prom
 _PARAPHRASER = """\
 You improve prompts. Say the prompt template below in other words, with the same meaning. {rule}Answer with the whole new \
 template between <prompt> and </prompt>, and with nothing else."""
+_REFLECTOR = """\
+You improve prompts. An agent works with the prompt template below. Each example is a task that it did, with what it and \
+its tools wrote, its result and its reward; higher is better. Find out from the examples what the task asks for, which \
+facts and which ways to work help, and where the agent went wrong. Then write a template that makes all of this plain to \
+the agent, general enough for tasks that are not shown. {rule}Answer with the whole new template between <prompt> and \
+</prompt>."""
+_MERGER = """\
+You improve prompts. Each of the two prompt templates below is the best at some tasks. Write one template that keeps what is \
+good in both. {rule}Answer with the whole new template between <prompt> and </prompt>, and with nothing else."""
 _RULE = "Keep these placeholders exactly as they are, and add none: {names}. "
 
 
@@ -31,22 +42,54 @@ class Example:
         task: Input of the agent, JSON.
         output: Its result, or its failure.
         reward: Its reward.
+        trace: What the agent, its model and its tools wrote; empty if it is not known.
     """
 
     task: str
     output: str
     reward: float
+    trace: str = ""
 
 
 def critic_messages(template: str, examples: Sequence[Example]) -> list[dict[str, str]]:
     """Returns the request for criticism of a prompt: the textual gradient."""
-    shown = "\n\n".join(
-        f"<example>\n<task>{each.task[:SHOWN_CHARS]}</task>\n<output>{each.output[:SHOWN_CHARS]}</output>\n"
-        f"<reward>{each.reward:g}</reward>\n</example>"
-        for each in examples
-    )
-    user = f"<template>\n{template}\n</template>\n\n{shown}"
+    user = f"<template>\n{template}\n</template>\n\n{_shown(examples)}"
     return [{"role": "system", "content": _CRITIC}, {"role": "user", "content": user}]
+
+
+def reflection_messages(template: str, examples: Sequence[Example]) -> list[dict[str, str]]:
+    """Asks for a better prompt by reflection on traces."""
+    user = f"<template>\n{template}\n</template>\n\n{_shown(examples)}"
+    return [{"role": "system", "content": _REFLECTOR.format(rule=_rule(template))}, {"role": "user", "content": user}]
+
+
+def merge_messages(template: str, other: str) -> list[dict[str, str]]:
+    """Asks for a prompt that joins two."""
+    user = f"<template>\n{template}\n</template>\n\n<other>\n{other}\n</other>"
+    return [{"role": "system", "content": _MERGER.format(rule=_rule(template))}, {"role": "user", "content": user}]
+
+
+def _shown(examples: Sequence[Example]) -> str:
+    parts = []
+    for each in examples:
+        trace = f"<trace>{each.trace[:SHOWN_TRACE_CHARS]}</trace>\n" if each.trace else ""
+        parts.append(
+            f"<example>\n<task>{each.task[:SHOWN_CHARS]}</task>\n{trace}<output>{each.output[:SHOWN_CHARS]}</output>\n"
+            f"<reward>{each.reward:g}</reward>\n</example>"
+        )
+    return "\n\n".join(parts)
+
+
+def trace_text(conversations: Sequence[Conversation]) -> str:
+    """Renders the messages of a rollout's conversations, for a model that reflects on them."""
+    lines = []
+    for messages, _tools in conversations:
+        for message in messages:
+            content = message.get("content")
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
+            calls = f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else ""
+            lines.append(f"{message.get('role', '')}: {text}{calls}")
+    return "\n".join(lines)
 
 
 def editor_messages(template: str, criticism: str) -> list[dict[str, str]]:

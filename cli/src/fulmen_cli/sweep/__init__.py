@@ -1,0 +1,1 @@
+"""`fulmen sweep`: settings of a `train.toml` are compared by successive halving."""

@@ -1,0 +1,87 @@
+"""Successive halving over training runs; who is left is a function of the results of the runs alone.
+
+Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
+(arXiv:1502.07943), algorithm 1. A rung trains from the first weights with more steps, so that a schedule is whole.
+
+Invariant: nothing is kept but the runs. A sweep that is killed anywhere and begun again finds its runs by their names,
+creates those that are missing, and comes to the same trials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fulmen.sweeps.file import Sweep
+
+__all__ = ["SweepRuns", "TrialResult", "halve", "survivors"]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialResult:
+    """How far a trial has come.
+
+    Attributes:
+        trial: Its number, from 0.
+        rung: The last rung that it was in.
+        steps: Steps of that rung.
+        value: Metric at that rung; None if its run ended without it.
+        run: The run of that rung.
+        why: Why it has no value.
+    """
+
+    trial: int
+    rung: int = 0
+    steps: int = 0
+    value: float | None = None
+    run: str = ""
+    why: str = field(default="")
+
+
+class SweepRuns(Protocol):
+    """The runs of a sweep."""
+
+    async def create(self, trial: int, rung: int, steps: int) -> str:
+        """Creates the run of a trial in a rung, unless it exists; returns the name of its last stage."""
+
+    async def value(self, run: str) -> tuple[float | None, str]:
+        """Waits until a run has ended; returns its metric, or None and why it has none."""
+
+
+async def halve(sweep: Sweep, runs: SweepRuns) -> list[TrialResult]:
+    """Carries a sweep out; returns all trials, the best first.
+
+    Raises:
+        FulmenError: if the services refuse or cannot be reached; the sweep can be begun again.
+    """
+    results = [TrialResult(trial=trial) for trial in range(sweep.trials)]
+    left = list(range(sweep.trials))
+    for rung, (count, steps) in enumerate(sweep.rungs):
+        left = survivors(results, left, count, maximise=sweep.maximise)
+        # One after the other, so that runs queue in the order of the trials.
+        names = [await runs.create(trial, rung, steps) for trial in left]
+        found = await asyncio.gather(*map(runs.value, names))
+        for trial, name, (value, why) in zip(left, names, found, strict=True):
+            results[trial] = TrialResult(trial=trial, rung=rung, steps=steps, value=value, run=name, why=why)
+    return [results[trial] for trial in _ranked(results, range(sweep.trials), maximise=sweep.maximise)]
+
+
+def survivors(results: Sequence[TrialResult], left: Sequence[int], count: int, *, maximise: bool) -> list[int]:
+    """Returns the best `count` trials that are left, by their number; those without a value are out after the first rung."""
+    if all(not results[trial].run for trial in left):
+        return sorted(left)[:count]
+    known = [trial for trial in left if results[trial].value is not None]
+    return sorted(_ranked(results, known, maximise=maximise)[:count])
+
+
+def _ranked(results: Sequence[TrialResult], trials: Sequence[int], *, maximise: bool) -> list[int]:
+    """Sorts trials: those of a later rung first, then by value, of equal ones the earlier; those without a value last."""
+
+    def key(trial: int) -> tuple[bool, int, float, int]:
+        each = results[trial]
+        value = each.value or 0.0
+        return (each.value is None, -each.rung, -value if maximise else value, trial)
+
+    return sorted(trials, key=key)

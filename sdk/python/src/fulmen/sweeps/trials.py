@@ -1,0 +1,188 @@
+"""The runs of a sweep at the services: named by sweep, trial and rung, and tagged with what the sweep is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
+from fulmen.errors import TrainingRunNotFound
+from fulmen.rpc.services import Services
+from fulmen.sweeps.file import Sweep
+from fulmen.train_toml.reader import ConfigError
+from fulmen.train_toml.train import PolicyConfig, TrainConfig, with_overrides
+from fulmen.training.bundle import Bundle
+from fulmen.training.following import follow_run
+from fulmen.training.plan import RunNames
+from fulmen.training.task_files import Dataset
+from fulmen.training.training import Training
+
+__all__ = ["Trials", "trial_config", "trial_configs"]
+
+DIGEST_CHARACTERS: Final = 16
+
+
+def trial_config(plan: TrainConfig, sweep: Sweep, settings: Mapping[str, Any], steps: int) -> TrainConfig:
+    """Returns the training of a trial.
+
+    Raises:
+        ConfigError: if a setting names an algorithm that no stage has.
+    """
+    given = {**settings, sweep.steps_setting: steps}
+    return with_overrides(plan, [f"{key}={_toml(value)}" for key, value in given.items()])
+
+
+def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
+    """Returns the trainings of all trials with the steps of their first and last rung.
+
+    Raises:
+        ConfigError: with every problem of the sweep as a whole.
+    """
+    problems: list[str] = []
+    if plan.policy.name and plan.policy == PolicyConfig(name=plan.policy.name):
+        problems.append(
+            "policy: needs base, build, path or version: each trial begins with the same weights, and not with those of the"
+            " trial before"
+        )
+    stages = {stage.algorithm for stage in plan.stages}
+    problems += [
+        f'"{key}": no stage of {plan.file.name} has the algorithm {key.partition(".")[0]!r}'
+        for key in (*sweep.search, sweep.steps_setting)
+        if key.partition(".")[0] not in stages
+    ]
+    if problems:
+        raise ConfigError(f"{sweep.file} is not valid; nothing was created.", problems)
+    steps = sorted({sweep.rungs[0][1], sweep.rungs[-1][1]})
+    return [trial_config(plan, sweep, settings, each) for settings in sweep.settings() for each in steps]
+
+
+def _toml(value: Any) -> str:
+    """Renders a JSON value as TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """Creates and follows the runs of a sweep; see `fulmen.sweeps.halving.SweepRuns`.
+
+    Attributes:
+        services: The services.
+        project: `projects/{project}`.
+        sweep: The sweep.
+        plan: The training that is varied.
+        bundle: The agent's files.
+        datasets: The data by use.
+        inputs: What the training names and does not publish, such as scores.
+        tell: Is given a line about each run that begins or ends.
+    """
+
+    services: Services
+    project: str
+    sweep: Sweep
+    plan: TrainConfig
+    bundle: Bundle
+    datasets: dict[str, Dataset]
+    inputs: dict[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = lambda line: None
+    _first: Training | None = field(default=None, init=False)
+
+    async def begin(self) -> None:
+        """Validates all trials, publishes the inputs once, and validates all trials with them.
+
+        Raises:
+            ConfigError: with every problem of every trial, each once; no run was created.
+        """
+        first = Training(
+            services=self.services,
+            config=self.plan,
+            bundle=self.bundle,
+            datasets=self.datasets,
+            names=RunNames(project=self.project, prefix=self.sweep.name),
+            inputs=self.inputs,
+        )
+        configs = trial_configs(self.plan, self.sweep)
+        await first.learn_algorithms()
+        await self._validate(first, configs)
+        await first.publish_inputs()
+        await self._validate(first, configs)
+        self._first = first
+
+    async def _validate(self, first: Training, configs: list[TrainConfig]) -> None:
+        problems: dict[str, None] = {}
+        for config in configs:
+            problems |= dict.fromkeys(await replace(first, config=config).problems())
+        if problems:
+            raise ConfigError(f"{self.sweep.file} is not valid; no run was created.", problems)
+
+    async def create(self, trial: int, rung: int, steps: int) -> str:
+        """See `SweepRuns`.
+
+        Raises:
+            ConfigError: if a run of the name exists that another sweep has made.
+        """
+        assert self._first is not None, "begin() comes first"
+        config = trial_config(self.plan, self.sweep, self.sweep.settings()[trial], steps)
+        tags = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"rung.{rung}", f"sweep-digest.{self.digest}")
+        names = RunNames(project=self.project, prefix=f"{self.sweep.name}-t{trial}-r{rung}")
+        training = replace(self._first, config=config, names=names, tags=tags)
+        stages = [names.of(number, stage) for number, stage in enumerate(config.stages, start=1)]
+        shown = ", ".join(f"{key} = {value}" for key, value in self.sweep.settings()[trial].items())
+        # The stages of a training are created together or not at all.
+        if (known := await self._found(stages[-1])) is None:
+            await training.create()
+            self.tell(f"trial {trial}, {steps} steps: {shown}")
+        elif f"sweep-digest.{self.digest}" not in known.tags:
+            raise ConfigError(
+                f"{self.sweep.file} cannot go on.",
+                [
+                    f"name: the run {known.name} is of a sweep {self.sweep.name} with other settings, data or agent; choose another name"
+                ],
+            )
+        return stages[-1]
+
+    async def value(self, run: str) -> tuple[float | None, str]:
+        """See `SweepRuns`."""
+        value, why = await self._ended(run)
+        self.tell(f"{run.rpartition('/')[2]}: {f'{value:.4g}' if value is not None else why}")
+        return value, why
+
+    async def _ended(self, run: str) -> tuple[float | None, str]:
+        ended = training_run_pb2.TrainingRun(name=run)
+        async for event in follow_run(self.services, run, on_interruption=lambda _: None):
+            if event.HasField("run"):
+                ended = event.run
+        if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
+            state = training_run_pb2.TrainingRunState.Name(ended.state).removeprefix("TRAINING_RUN_STATE_").lower()
+            return None, f"{state}: {ended.failure_message}".removesuffix(": ")
+        found = ended.results.get(self.sweep.metric)
+        if found is None or math.isnan(found):
+            return None, f"has no {self.sweep.metric}, only {', '.join(sorted(ended.results)) or 'no results'}"
+        return found, ""
+
+    @property
+    def digest(self) -> str:
+        """What the sweep is made of, so that one that goes on does not mix runs of different settings, data or agents."""
+        plan = self.plan
+        parts = [
+            {key: value for key, value in asdict(self.sweep).items() if key not in ("file", "train")},
+            [[stage.algorithm, dict(stage.settings)] for stage in plan.stages],
+            asdict(plan.policy),
+            hashlib.sha256(self.bundle.content).hexdigest(),
+            {use: each.sha256.hex() for use, each in self.datasets.items()},
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+    async def _found(self, name: str) -> training_run_pb2.TrainingRun | None:
+        request = training_run_service_pb2.GetTrainingRunRequest(name=name)
+        try:
+            return (await self.services.training_runs.GetTrainingRun(request)).training_run
+        except TrainingRunNotFound:
+            return None

@@ -1,0 +1,1 @@
+"""Algorithms on data that exist: pairs of answers, and stored rollouts with their rewards. No rollout is made."""
