@@ -22,6 +22,165 @@ class RunSettings(TypedDict, total=False):
     engine: Mapping[str, Any]
 
 
+class AlgorithmSettings(RunSettings, total=False):
+    """Settings of an algorithm that trains weights.
+
+    Attributes:
+        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.defaults`).
+        optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
+        weight_decay: Decoupled weight decay; not for SGD.
+        schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
+        warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
+        max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
+        explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
+            is skipped and counted; `"none"` for no limit.
+        collapse: Reaction to a collapsing reward: `{kind = "notice"}` to say so, `{kind = "rollback", max_rollbacks = 2}`
+            to resume from the best checkpoint, or `{kind = "none"}`.
+        token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
+        parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
+            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a part of them, `{kind = "fsdp2", ranks = 4,
+            shard = 2}` for two copies in two parts each; `cluster` names other machines.
+        exchange: Exchange of gradients between ranks of `ddp`, or between copies of `fsdp2`, such as
+            `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
+        precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
+        gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
+        passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
+        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
+            own process, and versions only by algorithms that train on rollouts of older ones.
+        weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
+        lora: Low-rank adapters that are trained instead of all weights; null for all weights.
+    """
+
+    learning_rate: float | None
+    optimizer: Mapping[str, Any]
+    weight_decay: float
+    schedule: str
+    warmup_steps: int
+    max_grad_norm: float
+    explosion_factor: float | None
+    collapse: Mapping[str, Any]
+    token_budget: int
+    parallel: Mapping[str, Any]
+    exchange: Mapping[str, Any] | None
+    precision: str
+    gradient_checkpointing: bool
+    passes: Mapping[str, Any]
+    write_behind: bool
+    weights: Mapping[str, Any]
+    lora: Mapping[str, Any] | None
+
+
+class SamplingSettings(AlgorithmSettings, total=False):
+    """Settings in addition to those of every algorithm.
+
+    Attributes:
+        prompts_per_step: B, groups per training step.
+        temperature: Sampling temperature of training rollouts.
+        max_tokens: Maximum length of the answer to one model call, in tokens; `"auto"` chooses it by the size of the
+            model: 64 up to 1 million parameters, 1024 from 500 million on, and at most half of its longest sequence.
+        validate_every: Steps between validations, in addition to one at the start and one at the end.
+        failure_reward: Reward of a failed rollout in a validation; choose at most the worst
+            reward, so that failures do not raise the mean.
+        rollout_timeout_s: Limit of one attempt, in seconds.
+        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+    """
+
+    prompts_per_step: int
+    temperature: float
+    max_tokens: int | None
+    validate_every: int
+    failure_reward: float
+    rollout_timeout_s: float
+    rollout_attempts: int
+
+
+class PolicyGradientSettings(SamplingSettings, total=False):
+    """Settings in addition to those of sampling. The defaults were tested on models of 0.5 to 5 M parameters.
+
+    Attributes:
+        epochs: Passes over the rows of a step.
+        minibatches: Optimiser steps per pass.
+        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `clip_cov`, `kl_cov`, `reinforce` or
+            `importance`.
+        correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
+            `sequence_mask`, `geometric`, `icepop` or `decoupled`.
+        kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
+        entropy: Bonus for the entropy of the policy: `none`, `bonus` with a constant coefficient, or `target`, which
+            adapts it.
+        aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
+            `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
+            if they make several model calls, so that long failures do not count more than short successes, else
+            `token_mean`.
+        proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
+            `sampler`.
+        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
+            `none` with a teacher.
+        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
+            behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        rewards: Dimensions of the reward, their weights and normalisation.
+        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
+            that `mask_truncated` leaves out are not penalised.
+        critic: Critic for `gae`.
+        credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
+        roles: Agents of a rollout that train, and their baselines.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
+    """
+
+    epochs: int
+    minibatches: int
+    loss: Mapping[str, Any]
+    correction: Mapping[str, Any]
+    kl: Mapping[str, Any]
+    entropy: Mapping[str, Any]
+    aggregation: Mapping[str, Any] | None
+    proximal: str
+    advantage: Mapping[str, Any]
+    teacher: Mapping[str, Any]
+    critic: Mapping[str, Any]
+    rewards: Mapping[str, Any]
+    overlong: Mapping[str, Any] | None
+    credit: Mapping[str, Any]
+    roles: Mapping[str, Any]
+    mask_truncated: bool
+
+
+class GrpoSettings(PolicyGradientSettings, total=False):
+    """Settings of `grpo`, in addition to the common ones.
+
+    Attributes:
+        group_size: Rollouts per task.
+        max_staleness: eta, maximum staleness of a rollout, in steps; 0 is fully synchronous.
+        refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
+            prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
+        engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
+        on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
+            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
+        curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
+            those that are nearly solved more often.
+        opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
+            `<policy>-past`.
+    """
+
+    group_size: int
+    max_staleness: int
+    refill_limit: float
+    engine_mismatch: Mapping[str, Any]
+    on_no_signal: str | None
+    curriculum: Mapping[str, Any]
+    opponents: Mapping[str, Any]
+
+
+class DistillSettings(GrpoSettings, total=False):
+    """Settings of `distill` (arXiv:2306.13649): a teacher scores each token that the policy samples, and no reward is
+    needed.
+
+    Attributes:
+        teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        advantage: `none`: the teacher's signal alone. With another estimator the rewards train, too.
+        group_size: Rollouts per task; they are not compared.
+    """
+
+
 class EvaluateSettings(RunSettings, total=False):
     """Settings of `evaluate`.
 
@@ -50,131 +209,6 @@ class EvaluateSettings(RunSettings, total=False):
     resamples: int
     rollout_timeout_s: float
     rollout_attempts: int
-
-
-class AlgorithmSettings(RunSettings, total=False):
-    """Settings of an algorithm that trains weights.
-
-    Attributes:
-        learning_rate: Peak learning rate; `"auto"` chooses it by the size of the model (`training.default_rates`).
-        optimizer: `{kind = "adamw"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
-        weight_decay: Decoupled weight decay; only for AdamW.
-        schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
-        warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
-        max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
-        explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
-            is skipped and counted; `"none"` for no limit.
-        collapse: Reaction to a collapsing reward: `{kind = "notice"}` to say so, `{kind = "rollback", max_rollbacks = 2}`
-            to resume from the best checkpoint, or `{kind = "none"}`.
-        token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
-        parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
-            with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a part of them, `{kind = "fsdp2", ranks = 4,
-            shard = 2}` for two copies in two parts each; `cluster` names other machines.
-        exchange: Exchange of gradients between ranks of `ddp`, or between copies of `fsdp2`, such as
-            `{codec = "dgc", ratio = 100}`; null for uncompressed gradients.
-        precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
-        gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
-        weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
-        lora: Low-rank adapters that are trained instead of all weights; null for all weights.
-    """
-
-    learning_rate: float | None
-    optimizer: Mapping[str, Any]
-    weight_decay: float
-    schedule: str
-    warmup_steps: int
-    max_grad_norm: float
-    explosion_factor: float | None
-    collapse: Mapping[str, Any]
-    token_budget: int
-    parallel: Mapping[str, Any]
-    exchange: Mapping[str, Any] | None
-    precision: str
-    gradient_checkpointing: bool
-    weights: Mapping[str, Any]
-    lora: Mapping[str, Any] | None
-
-
-class SamplingSettings(AlgorithmSettings, total=False):
-    """Settings in addition to those of every algorithm.
-
-    Attributes:
-        prompts_per_step: B, groups per training step.
-        temperature: Sampling temperature of training rollouts.
-        max_tokens: Maximum length of the answer to one model call, in tokens.
-        validate_every: Steps between validations, in addition to one at the start and one at the end.
-        failure_reward: Reward of a failed rollout in a validation; choose at most the worst
-            reward, so that failures do not raise the mean.
-        rollout_timeout_s: Limit of one attempt, in seconds.
-        rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-    """
-
-    prompts_per_step: int
-    temperature: float
-    max_tokens: int
-    validate_every: int
-    failure_reward: float
-    rollout_timeout_s: float
-    rollout_attempts: int
-
-
-class PolicyGradientSettings(SamplingSettings, total=False):
-    """Settings in addition to those of sampling. The defaults were tested on models of 0.5 to 5 M parameters.
-
-    Attributes:
-        epochs: Passes over the rows of a step.
-        minibatches: Optimiser steps per pass.
-        loss: Loss per token: `clip`, `gspo`, `cispo`, `sapo`, `dppo`, `reinforce` or `importance`.
-        correction: Off-policy correction of rows sampled by an older policy: `none`, `token`, `sequence`,
-            `sequence_mask`, `geometric`, `icepop` or `decoupled`.
-        kl: KL penalty against the initial weights: `none`, `loss` or `reward`.
-        aggregation: Weights of tokens: `token_mean`, `per_rollout_mean`, `sequence_mean_token_mean`,
-            `sequence_mean_token_sum_norm` or `prompt_mean`. `"auto"` chooses by the first rollouts: `per_rollout_mean`
-            if they make several model calls, so that long failures do not count more than short successes, else
-            `token_mean`.
-        proximal: Policy in the denominator of the ratio: `recomputed`, the trained one at the start of the batch, or
-            `sampler`.
-        advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, or `gae` with a critic.
-        rewards: Dimensions of the reward, their weights and normalisation.
-        overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Truncated
-            rollouts are penalised only if `mask_truncated` is off.
-        critic: Critic for `gae`.
-        credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
-        roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
-    """
-
-    epochs: int
-    minibatches: int
-    loss: Mapping[str, Any]
-    correction: Mapping[str, Any]
-    kl: Mapping[str, Any]
-    aggregation: Mapping[str, Any] | None
-    proximal: str
-    advantage: Mapping[str, Any]
-    critic: Mapping[str, Any]
-    rewards: Mapping[str, Any]
-    overlong: Mapping[str, Any] | None
-    credit: Mapping[str, Any]
-    roles: Mapping[str, Any]
-    mask_truncated: bool
-
-
-class GrpoSettings(PolicyGradientSettings, total=False):
-    """Settings of `grpo`, in addition to the common ones.
-
-    Attributes:
-        group_size: Rollouts per task.
-        max_staleness: eta, maximum staleness of a rollout, in steps; 0 is fully synchronous.
-        refill_limit: Maximum share of additional groups that replace groups without variance: a step examines at most
-            prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
-        engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
-    """
-
-    group_size: int
-    max_staleness: int
-    refill_limit: float
-    engine_mismatch: Mapping[str, Any]
 
 
 class EpochSettings(AlgorithmSettings, total=False):
@@ -314,7 +348,7 @@ class RejectionSettings(SamplingSettings, total=False):
         keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit: an answer without its end is no example.
     """
 
     group_size: int
@@ -366,7 +400,6 @@ class DapoSettings(GrpoSettings, total=False):
         overlong: Penalty for length: L_max is `max_tokens`, and the penalty grows over its last fifth, as in the paper.
             It counts the tokens of a rollout; set its `max_tokens` if a rollout makes several calls. `"none"` for no
             penalty.
-        mask_truncated: Off, because truncated answers get the penalty.
     """
 
 

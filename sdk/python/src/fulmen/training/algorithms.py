@@ -71,6 +71,8 @@ class Distill(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.DistillSettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("distill", **settings)
+
+
 class DPO(Algorithm):
     """Learns from pairs of answers, of a data set or of stored groups, which of two answers is better (DPO, IPO).
 

@@ -88,7 +88,9 @@ class SamplingSettings(AlgorithmSettings):
                 " token_budget."
             )
         if self.max_tokens is not None and tokens < FEW_TOKENS and model.is_large:
-            found.append(f"max_tokens is {tokens}: a model of {model} seldom answers so shortly, and longer answers are cut off.")
+            found.append(
+                f"max_tokens is {tokens}: a model of {model} seldom answers so shortly, and longer answers are cut off."
+            )
         return found
 
     @property
