@@ -101,7 +101,12 @@ def _is_object(body: bytes) -> bool:
 
 
 def plan_call(
-    request: CallRequest, choice: Choice, *, overrides: Mapping[str, msgspec.Raw], attributed: bool
+    request: CallRequest,
+    choice: Choice,
+    *,
+    overrides: Mapping[str, msgspec.Raw],
+    attributed: bool,
+    whole: bool = False,
 ) -> CallPlan:
     """Plans one try.
 
@@ -110,6 +115,7 @@ def plan_call(
 
     Args:
         attributed: whether the call belongs to an attempt.
+        whole: whether the answer of a captured call will be complete, though the caller wants a stream.
 
     Raises:
         Unimplemented: if the backend serves no API to which the call can be translated.
@@ -129,7 +135,7 @@ def plan_call(
     api = APIS[steps[-1]]
     set_by_route = overrides if request.api.generates else {}
     fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=set_by_route)
-    whole_as_stream = request.stream and captured and api.name not in PROFILES[backend.engine].ids_in_streams
+    whole_as_stream = request.stream and captured and (whole or api.name not in PROFILES[backend.engine].ids_in_streams)
     make_reader = WholeAsEvents if whole_as_stream else api.reader
     reader: AnswerReader
     dropped: list[str] = []
