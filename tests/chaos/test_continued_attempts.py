@@ -31,7 +31,23 @@ RUNNERS = 3
 LEASE_TTL_S = 3.0
 AGENT = f"""
 import os
+from pathlib import Path
+
+import fulmen
 import httpx2
+
+async def book(task, turn):
+    ledger, line = Path(task["ledger"]), f"{{task['question']}}, turn {{turn}}\\n"
+
+    async def write():
+        with ledger.open("a") as file:
+            file.write(line)
+        return {{"booked": turn}}
+
+    try:
+        return await fulmen.effect("book", str(turn), write)
+    except fulmen.EffectUnknown:  # the runner was killed meanwhile: the ledger says whether it was booked
+        return {{"booked": turn}} if line in ledger.read_text() else await write()
 
 async def solve(task, context):
     messages = [{{"role": "user", "content": task["question"]}}]
@@ -42,8 +58,9 @@ async def solve(task, context):
             answer = await client.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=body)
             assert answer.status_code == 200, answer.text
             said = answer.json()["choices"][0]["message"]["content"]
+            booked = (await book(task, turn))["booked"]
             messages += [
-                {{"role": "assistant", "content": said}}, {{"role": "user", "content": f"turn {{turn}} of " + said[:8]}}
+                {{"role": "assistant", "content": said}}, {{"role": "user", "content": f"turn {{booked}} of " + said[:8]}}
             ]
     return len(messages)
 """
@@ -144,7 +161,8 @@ async def test_attempts_of_killed_runners_go_on_where_they_were(
             following = asyncio.create_task(watched.follow(channel))
             bundle = await store.publish("bundle.long", bundle_of({"agent.py": AGENT}))
             agent = await store.publish("agent.long", spec_of(bundle=bundle, python="agent.py:solve"))
-            tasks: list[object] = [{"question": question} for question in questions]
+            ledger = tmp_path / "ledger"
+            tasks: list[object] = [{"question": question, "ledger": str(ledger)} for question in questions]
             names = await store.create(rollouts_of(agent, tasks, timeout_s=600, max_attempts=20))
             rng = random.Random(20261129)
             await kill_some(fleet, backend, database_url, rng, kills=kills, calls=attempts * TURNS)
@@ -164,6 +182,8 @@ async def test_attempts_of_killed_runners_go_on_where_they_were(
             undisturbed(question)
         )
         assert drop_reasons(calls) == [None] * TURNS
+    booked = ledger.read_text().splitlines()
+    assert sorted(booked) == sorted(f"{question}, turn {turn}" for question in questions for turn in range(TURNS))
     sampled = Counter(json.dumps(each.body["messages"]) for each in backend.received)
     again = sum(sampled.values()) - len(sampled)
     replayed = proxy.metric("replayed_calls_total") or 0

@@ -83,7 +83,7 @@ class GuardSettings(BaseModel):
 
 
 _PASSED_PATH = re.compile(r"/v1(/[a-z0-9_-]{1,64}){1,4}")
-_OWN_PATHS = ("/v1/models", "/v1/responses")
+_OWN_PATHS = ("/v1/models", "/v1/responses", "/v1/effects")
 """Paths that the proxy serves with all that is below them."""
 
 

@@ -33,6 +33,7 @@ from fulmen_llm_proxy.routing.late_routes import LateRoutes
 from fulmen_llm_proxy.routing.retry import RetryPolicy
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.effects import Effects
 from fulmen_llm_proxy.transport.http.http_app import HttpApp, RequestLimits
 from fulmen_llm_proxy.transport.http.passed_on import PassedOn
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
@@ -148,6 +149,7 @@ def http_app(settings: LlmProxySettings, state: State, calls: CallPipeline) -> H
             tables=state.tables,
             guard=state.guard,
         ),
+        declared=Effects(state.channel, guard=state.guard),
         passed_on=PassedOn(
             settings.pass_on, client=passed_on, tables=state.tables, states=state.states, gate=calls.gate
         ),
