@@ -40,7 +40,9 @@ REPLAYED_ATTRIBUTE = "fulmen.replayed_span"
 this call did."""
 
 _READ_ATTRIBUTES = frozenset({RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE, REPLAYED_ATTRIBUTE})
-_READ_KEYS = tuple(key.encode() for key in _READ_ATTRIBUTES)
+_RESEND, _GONE, _CHOICE, _REPLAYED = (
+    key.encode() for key in (RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE, REPLAYED_ATTRIBUTE)
+)
 
 
 class ModelCallInvalid(ValueError):
@@ -172,7 +174,7 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
     attributes = {}
     # Searching the bytes is many times faster than iterating over the attributes, and few spans have any of these.
     packed = record.otlp_span
-    if any(key in packed for key in _READ_KEYS):
+    if _RESEND in packed or _GONE in packed or _CHOICE in packed or _REPLAYED in packed:
         attributes = {a.key: a.value for a in span.attributes if a.key in _READ_ATTRIBUTES}
     resend, gone = attributes.get(RESEND_COUNT_ATTRIBUTE), attributes.get(CLIENT_GONE_ATTRIBUTE)
     choice, replayed = attributes.get(CHOICE_ATTRIBUTE), attributes.get(REPLAYED_ATTRIBUTE)

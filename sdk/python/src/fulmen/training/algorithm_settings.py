@@ -46,6 +46,7 @@ class ApoSettings(RunSettings, total=False):
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     critic: Mapping[str, Any]
@@ -67,6 +68,7 @@ class ApoSettings(RunSettings, total=False):
     max_tokens: int | None
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class EvaluateSettings(RunSettings, total=False):
@@ -85,6 +87,7 @@ class EvaluateSettings(RunSettings, total=False):
         resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     samples: int
@@ -97,6 +100,7 @@ class EvaluateSettings(RunSettings, total=False):
     resamples: int
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class AlgorithmSettings(RunSettings, total=False):
@@ -154,6 +158,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     prompts_per_step: int
@@ -163,6 +168,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
     failure_reward: float
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class PolicyGradientSettings(SamplingSettings, total=False):
