@@ -1,6 +1,6 @@
 """`fulmen.effect`: side effects that happen once per rollout, whatever happens to its runners.
 
-A lost attempt goes on elsewhere, and repeats what its code does: `docs/reliability.md`. An effect is declared at the LLM proxy
+A lost attempt goes on elsewhere, and repeats what its code does: `docs/fleets.md`. An effect is declared at the LLM proxy
 before it is done, and its result afterwards; an attempt that comes to it again gets the result.
 
 Imports only the standard library: agents with Pythons of their own use it, too.
