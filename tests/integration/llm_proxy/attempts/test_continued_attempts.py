@@ -225,8 +225,9 @@ async def test_a_proxy_that_starts_meanwhile_gives_nothing_twice(store: FakeStor
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "hello"}], "logprobs": True}),
         ("completions", {"prompt": ["one", "two"], "n": 2}),
+        ("messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 99}),
     ],
-    ids=["wanted log-probabilities", "several choices"],
+    ids=["wanted log-probabilities", "several choices", "translated"],
 )
 async def test_answers_come_as_before(
     store: FakeStore, proxy: RunningProxy, path: str, request_of: dict[str, Any]
@@ -246,7 +247,34 @@ async def test_answers_come_as_before(
     assert after == before
     await proxy.flush(attempt)
     assert sampled(store.spans(attempt)) == sampled(store.spans(lost))
-    assert len(store.spans(lost)) == len(before["choices"])
+    assert len(store.spans(lost)) == len(before.get("choices", "."))
+
+
+@pytest.mark.parametrize(
+    ("path", "request_of", "said"),
+    [
+        ("messages", {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 99}, "answer 0"),
+        ("responses", {"input": "hello", "store": False}, "answer 0"),
+        ("completions", {"prompt": "one"}, '"text":"eno"'),
+    ],
+)
+async def test_streams_of_every_api_say_the_same_again(
+    store: FakeStore, backend: Backend, proxy: RunningProxy, path: str, request_of: dict[str, Any], said: str
+) -> None:
+    async def ask(key: str) -> str:
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"model": MODEL, "stream": True, **request_of}
+        async with proxy.http.post(f"{proxy.url}/{path}", json=body, headers=headers) as answer:
+            assert answer.status == 200
+            return await answer.text()
+
+    lost, lost_key = proxy.attempt()
+    await ask(lost_key)
+    attempt, key = second(proxy, lost)
+    assert said in await ask(key)
+    assert len(backend.received) == 1
+    await proxy.flush(attempt)
+    assert sampled(store.spans(attempt)) == sampled(store.spans(lost))
 
 
 @pytest.mark.parametrize("settings", [{"replay_bytes": 0}, {"replay_bytes": 64}], ids=["off", "too small"])

@@ -99,8 +99,7 @@ async def open_state(
     stack.push_async_callback(session.close)
     siblings, sockets = await join_workers(settings, token, stack)
     secrets, checks = settings.attempt_secrets(), AttemptChecks(channel)
-    keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
-    published = PublishedKeys(secrets, file=keys_file)
+    published = PublishedKeys(secrets, file=_keys_file(settings))
     followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
     tables, resources = TableHolder(), ResourceCache()
@@ -109,7 +108,7 @@ async def open_state(
     routing_metrics = RoutingMetrics(registry, states, tables)
     ledger, instance_id = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic), uuid.uuid4().hex
     queue = CaptureQueue(max_bytes=settings.capture_buffer_bytes)
-    capture_accounts = CaptureAccounts(channel=channel, instance_id=instance_id, ledger=ledger)
+    accounts = CaptureAccounts(channel=channel, instance_id=instance_id, ledger=ledger)
     state = State(
         instance_id=instance_id,
         channel=channel,
@@ -122,8 +121,8 @@ async def open_state(
         routing_metrics=routing_metrics,
         stale=StaleEngines(writer=writer, resources=resources, tables=tables, metrics=routing_metrics),
         ledger=ledger,
-        attempt_accounts=capture_accounts,
-        settlement=CaptureSettlement(ledger=ledger, queue=queue, accounts=capture_accounts),
+        attempt_accounts=accounts,
+        settlement=CaptureSettlement(ledger=ledger, queue=queue, accounts=accounts),
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
         queue=queue,
@@ -157,6 +156,11 @@ async def open_state(
         budgets=state.accounts.budgets,
         clock=state.accounts.clock,
     )
+
+
+def _keys_file(settings: LlmProxySettings) -> Path | None:
+    """Returns where the store's keys are kept over restarts; None if there is no folder for it."""
+    return Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
 
 
 def _shared_answers(
