@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -322,3 +323,47 @@ async def test_tokens_that_an_attempt_has_twice_are_trained_on_once(
     again = type(call)(**{name: getattr(call, name) for name in call.__slots__} | {"span_id": b"another1"})
     assert call.replayed
     assert drop_reasons([call, again]) == [None, DropReason.REPEATED]
+
+
+async def test_conversations_beside_each_other_are_repeated_in_any_order(
+    store: FakeStore, backend: Backend, proxy: RunningProxy
+) -> None:
+    async def team(key: str, *, order: int) -> dict[str, list[JSON]]:
+        agents = {f"role {number}": Agent(proxy, key, task=f"role {number}") for number in range(4)}
+        await asyncio.gather(*(agent.run(3) for agent in list(agents.values())[::order]))
+        return {role: agent.messages for role, agent in agents.items()}
+
+    lost, lost_key = proxy.attempt()
+    before = await team(lost_key, order=1)
+    attempt, key = second(proxy, lost)
+    assert await team(key, order=-1) == before
+    assert len(backend.received) == 12
+    await proxy.flush(attempt)
+    assert sorted(originals(store.spans(attempt))) == sorted(span.span_id.hex() for span, _ in store.spans(lost))
+
+
+async def test_two_proxies_repeat_the_calls_of_one_attempt(store: FakeStore, backend: Backend) -> None:
+    async with (
+        running_proxy(store.target, backend_url=backend.url) as one,
+        running_proxy(store.target) as other,
+    ):
+        await other.loaded()
+        lost, lost_key = one.attempt()
+        before = await Agent(one, lost_key).run(6)
+        same = [(await one.chat(lost_key, "the same"))[1]["id"] for _ in range(2)]
+        calls = len(backend.received)
+        attempt, key = second(one, lost)
+        agent = Agent(one, key)
+        for turn in range(6):
+            # Each connection may lead to another one.
+            agent.proxy = (one, other)[turn % 2]
+            await agent.run(1)
+        assert agent.messages == before
+        assert len(backend.received) == calls
+        # Nobody knows which of two equal samples the other one has given: none is.
+        again = [(await each.chat(key, "the same"))[1]["id"] for each in (one, other)]
+        assert len({*same, *again}) == 4
+        await one.flush(attempt)
+        await other.flush(attempt)
+        given = [each for each in originals(store.spans(attempt)) if each]
+        assert len(given) == len(set(given)) == 6
