@@ -292,6 +292,20 @@ async def test_without_room_for_captures_everything_is_sampled_anew(
         assert len(backend.received) == 4
 
 
+async def test_attempts_that_were_lost_again_make_room_for_others(store: FakeStore, backend: Backend) -> None:
+    task = "a long task " * 2000
+    async with running_proxy(store.target, backend_url=backend.url, replay_bytes=8 * 512 * 1024) as proxy:
+        lost, lost_key = proxy.attempt()
+        await Agent(proxy, lost_key, task=task).run(3)
+        for number in range(2, 27):
+            _, key = second(proxy, lost, number=number, continues=1)
+            agent = Agent(proxy, key, task=task)
+            await agent.run(1)
+            assert agent.replayed == [True]
+        assert len(backend.received) == 3
+        assert proxy.metric("replays_total", end="no_room")
+
+
 async def test_what_is_given_again_costs_nothing(store: FakeStore, backend: Backend) -> None:
     prices = {"*": {"input": 1.0, "output": 1.0}}
     async with running_proxy(store.target, backend_url=backend.url, prices=prices) as proxy:

@@ -11,7 +11,7 @@ class ReplayEnd(StrEnum):
     """Why calls of an attempt are no longer answered from captures.
 
     COMPLETE: all were given. DIVERGED: the agent made another call. NOTHING: nothing was captured. UNAVAILABLE: the store did not
-    answer. NO_ROOM: the captures exceed the memory for them.
+    answer. NO_ROOM: the memory for captures was needed for other attempts.
     """
 
     COMPLETE = "complete"

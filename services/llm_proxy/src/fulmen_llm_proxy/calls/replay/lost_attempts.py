@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -24,11 +23,9 @@ READ_S: Final = 15.0
 """Time for reading, seconds: the first call of an attempt that continues another one waits for it."""
 SETTLE_S: Final = 5.0
 """The part of it in which captures of the lost attempts are waited for, which another proxy still has."""
-MAX_ATTEMPTS: Final = 16
-"""The latest lost attempts that are read."""
 _PAUSE_S: Final = 0.2
 
-_Records = dict[str, list[tuple[SpanRecord, Span]]]
+_Records = list[tuple[SpanRecord, Span]]
 
 
 class LostAttempts:
@@ -39,7 +36,7 @@ class LostAttempts:
 
         Args:
             settlement: waits until the store has the captures of lost attempts.
-            max_bytes: most bytes that are read for one attempt; what comes after them is not replayed.
+            max_bytes: most bytes that are read of one attempt; what comes after them is not replayed.
         """
         self._stub = span_service_pb2_grpc.SpanServiceStub(channel)
         self._settlement = settlement
@@ -55,19 +52,20 @@ class LostAttempts:
         """
         own = parse_attempt_name(attribution.attempt)
         rollout = rollout_name(own.project, own.rollout_id)
-        first = max(attribution.terms.continues, own.number - MAX_ATTEMPTS)
-        lost = [attempt_of(rollout, number) for number in range(own.number - 1, first - 1, -1)]
+        numbers = range(own.number - 1, attribution.terms.continues - 1, -1)
         try:
             async with asyncio.timeout(READ_S):
-                await self._settled(lost)
-                records = await self._stream([attribution.attempt, *lost])
+                return await self._read(attribution.attempt, [attempt_of(rollout, number) for number in numbers])
         except TimeoutError:
             raise Unavailable("The store did not return the calls of a lost attempt in time.") from None
-        given = captured_attempt(records[attribution.attempt]).replayed
+
+    async def _read(self, own: str, lost: list[str]) -> CallSequence:
+        await self._settled(lost)
+        # Another process, or this one before a restart, may have given some of the calls.
+        given = captured_attempt(await self._stream(own)).replayed
         for name in lost:
-            attempt = captured_attempt(records[name])
+            attempt = captured_attempt(await self._stream(name))
             if attempt.has_sampled:
-                # Another process, or this one before a restart, may have given some of them.
                 return CallSequence([call for call in attempt.calls if call.span_id not in given])
         return CallSequence([])
 
@@ -78,18 +76,18 @@ class LostAttempts:
         except TimeoutError:
             return  # what the store has by now is replayed
 
-    async def _stream(self, attempts: list[str]) -> _Records:
+    async def _stream(self, attempt: str) -> _Records:
         while True:
             try:
-                return await self._streamed(attempts)
+                return await self._streamed(attempt)
             except Unavailable:
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _streamed(self, attempts: list[str]) -> _Records:
+    async def _streamed(self, attempt: str) -> _Records:
         request = span_service_pb2.StreamSpansRequest(
-            parents=attempts, filter=span_service_pb2.SpanFilter(model_calls_only=True)
+            parents=[attempt], filter=span_service_pb2.SpanFilter(model_calls_only=True)
         )
-        records: _Records = defaultdict(list)
+        records: _Records = []
         left_bytes = self._max_bytes
         async for message in self._stub.StreamSpans(request, timeout=READ_S):
             for chunk in message.chunks:
@@ -100,5 +98,5 @@ class LostAttempts:
                 left_bytes -= sum(len(record.model_call) for record, _ in found)
                 if left_bytes < 0:
                     return records
-                records[chunk.attempt] += found
+                records += found
         return records

@@ -26,7 +26,7 @@ from fulmen_llm_proxy.calls.sender import FIRST_TRY
 from fulmen_llm_proxy.metrics.replays import ReplayEnd, ReplayMetrics
 
 MAX_ATTEMPTS: Final = 10_000
-"""Maximum number of attempts that are remembered; the oldest are forgotten first, and their replays end."""
+"""Maximum number of attempts that are remembered; the least recently used are forgotten first, and their replays end."""
 
 _JSON: Final = b"application/json"
 _HEADER: Final = (b"x-fulmen-replayed", b"true")
@@ -86,6 +86,8 @@ class Replays:
         replay = self._replays.get(attribution.attempt)
         if replay is None:
             replay = self._remember(attribution)
+        else:
+            self._replays.move_to_end(attribution.attempt)
         if replay.ended is None and replay.calls is None:
             await self._read(replay, attribution)
         if replay.calls is None:
@@ -113,9 +115,10 @@ class Replays:
         )
 
     def _remember(self, attribution: Attribution) -> _Replay:
-        replay = self._replays[attribution.attempt] = _Replay(
-            reading=asyncio.create_task(self._lost.read(attribution), name="read-lost-attempts")
-        )
+        reading = asyncio.create_task(self._lost.read(attribution), name="read-lost-attempts")
+        # A caller may leave, and then nobody asks how it ended.
+        reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        replay = self._replays[attribution.attempt] = _Replay(reading=reading)
         if len(self._replays) > MAX_ATTEMPTS:
             oldest = next(iter(self._replays))
             self._end(oldest, self._replays[oldest], ReplayEnd.NO_ROOM)
@@ -138,11 +141,18 @@ class Replays:
         replay.reading = None
         if calls.is_over:
             self._end(attribution.attempt, replay, ReplayEnd.NOTHING)
-        elif calls.size_bytes > self._max_bytes - self.size_bytes:
-            self._end(attribution.attempt, replay, ReplayEnd.NO_ROOM)
         else:
+            self._make_room(calls.size_bytes)
             replay.calls = calls
             self.size_bytes += calls.size_bytes
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Ends replays that have not been used for longest, such as those of attempts that were lost again."""
+        for attempt, replay in self._replays.items():
+            if self.size_bytes + size_bytes <= self._max_bytes:
+                return
+            if replay.calls is not None:
+                self._end(attempt, replay, ReplayEnd.NO_ROOM)
 
     def _take(self, replay: _Replay, dispatch: Dispatch, model: str) -> CapturedCall | None:
         calls = replay.calls
