@@ -299,6 +299,13 @@ class _Spans(span_service_pb2_grpc.SpanServiceServicer):
     def __init__(self, store: FakeStore) -> None:
         self._store = store
 
+    async def StreamSpans(
+        self, request: span_service_pb2.StreamSpansRequest, _: grpc.aio.ServicerContext
+    ) -> AsyncIterator[span_service_pb2.StreamSpansResponse]:
+        for parent in request.parents:
+            chunks = [chunk for chunk in self._store.chunks.values() if chunk.attempt == parent]
+            yield span_service_pb2.StreamSpansResponse(chunks=chunks)
+
     async def AppendSpans(
         self, requests: AsyncIterator[span_service_pb2.AppendSpansRequest], _: grpc.aio.ServicerContext
     ) -> AsyncIterator[span_service_pb2.AppendSpansResponse]:

@@ -67,15 +67,21 @@ class RunningProxy:
         return capture_service_pb2_grpc.CaptureServiceStub(self.channel)
 
     def attempt(
-        self, *, mode: str = "train", ttl_s: float = 600, rollout_id: uuid.UUID | None = None, **terms: Any
+        self,
+        *,
+        mode: str = "train",
+        ttl_s: float = 600,
+        rollout_id: uuid.UUID | None = None,
+        number: int = 1,
+        **terms: Any,
     ) -> tuple[str, str]:
         """Returns the name of an attempt, of a new rollout if none is given, and its key."""
-        name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id or uuid7(), number=1)
+        name = AttemptName(project=DEFAULT_PROJECT, rollout_id=rollout_id or uuid7(), number=number)
         key = self.signer.attempt_key(
             name,
             project=DEFAULT_PROJECT,
             lease_id="lease-1",
-            epoch=1,
+            epoch=number,
             mode=mode,
             ttl_s=ttl_s,
             terms=CallTerms(**terms),

@@ -16,6 +16,7 @@ from fulmen.store.v1 import (
     annotation_service_pb2_grpc,
     audit_service_pb2_grpc,
     call_service_pb2_grpc,
+    effect_service_pb2_grpc,
     lease_pb2,
     lease_service_pb2,
     lease_service_pb2_grpc,
@@ -59,6 +60,7 @@ class Stubs:
         self.usage = usage_service_pb2_grpc.UsageServiceStub(channel)
         self.calls = call_service_pb2_grpc.CallServiceStub(channel)
         self.stored_responses = stored_response_service_pb2_grpc.StoredResponseServiceStub(channel)
+        self.effects = effect_service_pb2_grpc.EffectServiceStub(channel)
         self.run_history = run_history_service_pb2_grpc.RunHistoryServiceStub(channel)
         self.annotations = annotation_service_pb2_grpc.AnnotationServiceStub(channel)
         self.audit = audit_service_pb2_grpc.AuditServiceStub(channel)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fulmen.client.sync.client import Client
     from fulmen.client.trainers import Lora, Row
     from fulmen.connection import LocalStackMissing
+    from fulmen.effects import EffectFailed, EffectUnknown, effect
     from fulmen.emit import (
         CURRENT_SPAN,
         RewardInvalid,
@@ -83,9 +84,12 @@ __all__ = [
     "local",
     "CURRENT_SPAN",
     "Context",
+    "EffectFailed",
+    "EffectUnknown",
     "NotInAttempt",
     "RewardInvalid",
     "current",
+    "effect",
     "emit_annotation",
     "emit_exception",
     "emit_message",
@@ -111,6 +115,7 @@ _MODULES = {
     "fulmen.connection": ("LocalStackMissing",),
     "fulmen.models.push": ("PushFailed",),
     "fulmen.models.transfer": ("TransferFailed",),
+    "fulmen.effects": ("EffectFailed", "EffectUnknown", "effect"),
     "fulmen.operations": ("operation",),
     "fulmen.row_files": ("ExtraMissing",),
     "fulmen.train_toml.agent": ("AgentConfig", "JudgeConfig"),

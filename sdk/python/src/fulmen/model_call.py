@@ -35,8 +35,14 @@ CHOICE_ATTRIBUTE = "fulmen.choice"
 CLIENT_GONE_ATTRIBUTE = "fulmen.client_disconnected"
 """Span attribute: true if the client disconnected before the end of the answer."""
 
-_READ_ATTRIBUTES = frozenset({RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE})
-_RESEND, _GONE, _CHOICE = (key.encode() for key in (RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE))
+REPLAYED_ATTRIBUTE = "fulmen.replayed_span"
+"""Span attribute: id of the span, in a lost attempt, of the call that sampled the tokens, 16 hexadecimal digits; absent if
+this call did."""
+
+_READ_ATTRIBUTES = frozenset({RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE, REPLAYED_ATTRIBUTE})
+_RESEND, _GONE, _CHOICE, _REPLAYED = (
+    key.encode() for key in (RESEND_COUNT_ATTRIBUTE, CLIENT_GONE_ATTRIBUTE, CHOICE_ATTRIBUTE, REPLAYED_ATTRIBUTE)
+)
 
 
 class ModelCallInvalid(ValueError):
@@ -104,6 +110,8 @@ class ModelCall:
         client_gone: Whether the client disconnected before it had the answer.
         parent_span_id: Parent of the call's span; empty if unknown.
         choice: Index of the choice in the answer, from 0.
+        replayed: Id of the span, in a lost attempt, of the call that sampled the tokens, 16 hexadecimal digits; empty if
+            this call did.
     """
 
     span_id: bytes
@@ -125,6 +133,7 @@ class ModelCall:
     client_gone: bool = False
     parent_span_id: bytes = b""
     choice: int = 0
+    replayed: str = ""
 
     def __post_init__(self) -> None:
         """Checks the invariant of a usable call.
@@ -165,10 +174,10 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
     attributes = {}
     # Searching the bytes is many times faster than iterating over the attributes, and few spans have any of these.
     packed = record.otlp_span
-    if _RESEND in packed or _GONE in packed or _CHOICE in packed:
+    if _RESEND in packed or _GONE in packed or _CHOICE in packed or _REPLAYED in packed:
         attributes = {a.key: a.value for a in span.attributes if a.key in _READ_ATTRIBUTES}
     resend, gone = attributes.get(RESEND_COUNT_ATTRIBUTE), attributes.get(CLIENT_GONE_ATTRIBUTE)
-    choice = attributes.get(CHOICE_ATTRIBUTE)
+    choice, replayed = attributes.get(CHOICE_ATTRIBUTE), attributes.get(REPLAYED_ATTRIBUTE)
     return ModelCall(
         span_id=span.span_id,
         start_time_ns=span.start_time_unix_nano,
@@ -189,6 +198,7 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
         client_gone=gone.bool_value if gone is not None else False,
         parent_span_id=span.parent_span_id,
         choice=choice.int_value if choice is not None else 0,
+        replayed=replayed.string_value if replayed is not None else "",
     )
 
 

@@ -94,6 +94,7 @@ class ServiceConnections:
             agent=run.inputs.get("agent", ""),
             attempt_timeout_s=limits.timeout_s,
             max_attempts=limits.attempts,
+            restart_lost=limits.restart_lost,
             fence=fence,
             resource_versions={use: run.inputs[use] for use in ("prompt",) if use in run.inputs},
         )

@@ -158,8 +158,7 @@ def _rpc_server(
         instance_id=state.instance_id, siblings=state.siblings,
     )  # fmt: skip
     captures = CaptureServicer(
-        ledger=state.ledger, queue=state.queue, accounts=state.attempt_accounts, seats=state.states.seats,
-        instance_id=state.instance_id,
+        ledger=state.ledger, settlement=state.settlement, seats=state.states.seats, instance_id=state.instance_id,
     )  # fmt: skip
 
     def register(server: grpc.aio.Server) -> None:

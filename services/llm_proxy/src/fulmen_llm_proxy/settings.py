@@ -83,7 +83,7 @@ class GuardSettings(BaseModel):
 
 
 _PASSED_PATH = re.compile(r"/v1(/[a-z0-9_-]{1,64}){1,4}")
-_OWN_PATHS = ("/v1/models", "/v1/responses")
+_OWN_PATHS = ("/v1/models", "/v1/responses", "/v1/effects")
 """Paths that the proxy serves with all that is below them."""
 
 
@@ -300,6 +300,12 @@ class LlmProxySettings(ServiceSettings):
         description="Memory of the answer cache, for routes with `cached`, bytes; 0 disables it.",
     )
     cache_ttl_s: float = Field(default=3600.0, gt=0, description="Lifetime of a cached answer, seconds.")
+    replay_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=0,
+        description="Memory for captured calls of lost attempts, from which attempts that continue them are answered, bytes; an eighth "
+        "of it for one attempt. 0: such attempts sample everything anew.",
+    )
     cache_url: SecretStr = Field(
         default=SecretStr(""),
         description="Address of an answer cache that all proxies share, beside the memory of each, of a server that speaks Redis's "

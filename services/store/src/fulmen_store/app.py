@@ -48,6 +48,7 @@ SERVICE_NAMES: Final = (
     "fulmen.store.v1.AnnotationService",
     "fulmen.store.v1.AuditService",
     "fulmen.store.v1.StoredResponseService",
+    "fulmen.store.v1.EffectService",
     SCALER,
     "opentelemetry.proto.collector.trace.v1.TraceService",
 )

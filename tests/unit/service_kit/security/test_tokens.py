@@ -40,7 +40,9 @@ def test_an_attempt_key_carries_the_terms_of_its_calls_only_when_it_has_some() -
             ATTEMPT, project="projects/p", lease_id="s1", epoch=2, mode="train", ttl_s=60, terms=terms
         )
 
-    terms = CallTerms(token_budget=5000, training_run='projects/p/trainingRuns/"r', agent="resources/a/versions/3")
+    terms = CallTerms(
+        token_budget=5000, training_run='projects/p/trainingRuns/"r', agent="resources/a/versions/3", continues=2
+    )
     assert TokenVerifier(KEY).verify(key(terms)).terms == terms
     assert TokenVerifier(KEY).verify(key()).terms == NO_TERMS
     assert b'"bud"' not in base64.urlsafe_b64decode(key().split(".")[1] + "==")

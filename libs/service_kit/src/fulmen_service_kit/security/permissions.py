@@ -193,6 +193,8 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
         "GetStoredResponses": _to(_SERVICE),
         "DeleteStoredResponse": _to(_SERVICE),
     },
+    # The proxy's, for agents.
+    "fulmen.store.v1.EffectService": {"BeginEffect": _to(_SERVICE), "EndEffect": _to(_SERVICE)},
     "fulmen.store.v1.SecretService": {
         "SetSecret": _to(*_WRITERS, audited=("project", "name", "hosts")),
         "ListSecrets": _to(*_VIEWERS),

@@ -400,7 +400,10 @@ def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
         lease_id=_text(claims, "lse"),
         mode=_text(claims, "mode"),
         terms=CallTerms(
-            token_budget=_count(claims, "bud"), training_run=_text(claims, "run"), agent=_text(claims, "agt")
+            token_budget=_count(claims, "bud"),
+            training_run=_text(claims, "run"),
+            agent=_text(claims, "agt"),
+            continues=_count(claims, "cnt"),
         ),
     )
 

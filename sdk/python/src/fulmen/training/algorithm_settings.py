@@ -83,6 +83,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     prompts_per_step: int
@@ -92,6 +93,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
     failure_reward: float
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class PolicyGradientSettings(SamplingSettings, total=False):
@@ -197,6 +199,7 @@ class EvaluateSettings(RunSettings, total=False):
         resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     samples: int
@@ -209,6 +212,7 @@ class EvaluateSettings(RunSettings, total=False):
     resamples: int
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class EpochSettings(AlgorithmSettings, total=False):
@@ -281,6 +285,7 @@ class SearchSettings(RunSettings, total=False):
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     good_reward: float
@@ -292,6 +297,7 @@ class SearchSettings(RunSettings, total=False):
     max_tokens: int | None
     rollout_timeout_s: float
     rollout_attempts: int
+    rollout_restart_lost: bool
 
 
 class ApoSettings(SearchSettings, total=False):

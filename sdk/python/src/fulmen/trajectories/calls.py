@@ -24,13 +24,15 @@ class DropReason(StrEnum):
     """Why a call is in no row.
 
     ORPHANED: the agent never saw the answer. UNUSABLE: it was not captured completely. NOT_TRAINABLE: it was answered
-    by no policy, or without tokens. GRADER: it was made by the grader, not by the agent's policy.
+    by no policy, or without tokens. GRADER: it was made by the grader, not by the agent's policy. REPEATED: the attempt has
+    the same tokens, sampled once in a lost attempt, already.
     """
 
     ORPHANED = "orphaned"
     UNUSABLE = "unusable"
     NOT_TRAINABLE = "not_trainable"
     GRADER = "grader"
+    REPEATED = "repeated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +52,12 @@ def drop_reasons(calls: Sequence[ModelCall], failed: Sequence[Span] = ()) -> lis
         failed: Spans of failed calls, which a resend may have replaced.
     """
     orphans = _orphans(calls, failed)
-    return [_why_dropped(call, orphan=index in orphans) for index, call in enumerate(calls)]
+    replayed: set[tuple[str, int]] = set()
+    return [_why_dropped(call, orphan=index in orphans, replayed=replayed) for index, call in enumerate(calls)]
 
 
-def _why_dropped(call: ModelCall, *, orphan: bool) -> DropReason | None:
+def _why_dropped(call: ModelCall, *, orphan: bool, replayed: set[tuple[str, int]]) -> DropReason | None:
+    """Returns why a call is dropped; adds the call that sampled its tokens to `replayed` if it is kept."""
     if call.agent_name == GRADER_AGENT:
         return DropReason.GRADER
     if orphan or call.client_gone:
@@ -64,6 +68,10 @@ def _why_dropped(call: ModelCall, *, orphan: bool) -> DropReason | None:
         return DropReason.UNUSABLE
     if not call.completion:
         return DropReason.NOT_TRAINABLE
+    if call.replayed:
+        if (call.replayed, call.choice) in replayed:
+            return DropReason.REPEATED
+        replayed.add((call.replayed, call.choice))
     return None
 
 

@@ -49,7 +49,7 @@ def read_attempt(chunks: Iterable[SpanChunk]) -> AttemptSpans:
     recorded: dict[bytes, tuple[SpanRecord, Span]] = {}
     failed: dict[bytes, Span] = {}
     for chunk in chunks:
-        for record, span in _records(chunk):
+        for record, span in records_of(chunk):
             # Each access to a bytes field copies it.
             is_recorded = bool(record.model_call)
             is_call = is_recorded or record.scope == PROXY_SCOPE
@@ -81,7 +81,12 @@ def _named(call: ModelCall, tree: SpanTree) -> ModelCall:
     return replace(call, agent_name=name) if name else call
 
 
-def _records(chunk: SpanChunk) -> Iterator[tuple[SpanRecord, Span]]:
+def records_of(chunk: SpanChunk) -> Iterator[tuple[SpanRecord, Span]]:
+    """Yields the spans of a chunk, each with its record.
+
+    Raises:
+        ModelCallInvalid: If the chunk cannot be decompressed or decoded.
+    """
     packed = _decompressed(chunk)
     try:
         for record in SpanBatch.FromString(packed).spans:

@@ -108,6 +108,7 @@ class EvaluateSettings(RunSettings):
         resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     steps: Literal[1] = 1
@@ -121,6 +122,7 @@ class EvaluateSettings(RunSettings):
     resamples: int = Field(default=2000, ge=100, le=100_000)
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
     rollout_attempts: int = Field(default=8, ge=1, le=100)
+    rollout_restart_lost: bool = False
 
     @model_validator(mode="after")
     def _enough_samples(self) -> Self:
@@ -131,7 +133,9 @@ class EvaluateSettings(RunSettings):
     @property
     def rollout_limits(self) -> RolloutLimits:
         """Limits of the run's rollouts."""
-        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+        return RolloutLimits(
+            timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts, restart_lost=self.rollout_restart_lost
+        )
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:

@@ -47,6 +47,7 @@ class SamplingSettings(AlgorithmSettings):
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     prompts_per_step: int = Field(default=32, ge=1, le=4096)
@@ -56,6 +57,7 @@ class SamplingSettings(AlgorithmSettings):
     failure_reward: float = 0.0
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
     rollout_attempts: int = Field(default=8, ge=1, le=100)
+    rollout_restart_lost: bool = False
 
     @property
     def answer_tokens(self) -> int:
@@ -101,7 +103,9 @@ class SamplingSettings(AlgorithmSettings):
     @property
     def rollout_limits(self) -> RolloutLimits:
         """Limits of the run's rollouts."""
-        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+        return RolloutLimits(
+            timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts, restart_lost=self.rollout_restart_lost
+        )
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:

@@ -55,6 +55,7 @@ class RolloutRequest:
         agent: Pinned version of the agent; empty for the runner's own.
         attempt_timeout_s: Limit of one attempt, in seconds.
         max_attempts: Attempts of one rollout.
+        restart_lost: Whether an attempt after a lost one samples everything anew.
         fence: Epoch under which this service runs the run.
         resource_versions: Pinned versions of further resources, by the name under which the agent asks for them.
     """
@@ -66,6 +67,7 @@ class RolloutRequest:
     max_attempts: int
     fence: RunFence
     resource_versions: Mapping[str, str] = field(default_factory=dict)
+    restart_lost: bool = False
 
 
 Item = TypeVar("Item")
@@ -114,7 +116,11 @@ class StoreQueue:
             agent=self._request.agent,
             resource_versions={**self._request.resource_versions, **group.resource_versions},
             priority=group.priority,
-            policy=rollout_pb2.RolloutPolicy(max_attempts=self._request.max_attempts, attempt_timeout=timeout),
+            policy=rollout_pb2.RolloutPolicy(
+                max_attempts=self._request.max_attempts,
+                attempt_timeout=timeout,
+                restart_lost=self._request.restart_lost,
+            ),
         )
 
     async def watch(self, cursor: str) -> AsyncIterator[FinishedGroup]:

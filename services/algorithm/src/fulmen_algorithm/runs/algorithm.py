@@ -29,10 +29,12 @@ class RolloutLimits:
     Attributes:
         timeout_s: Limit of one attempt, in seconds.
         attempts: Attempts of one rollout, where the failure is not the agent's.
+        restart_lost: Whether an attempt after a lost one samples everything anew.
     """
 
     timeout_s: float = 120.0
     attempts: int = 8
+    restart_lost: bool = False
 
 
 PROMPT = "prompt"

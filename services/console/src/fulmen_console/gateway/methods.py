@@ -107,6 +107,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "fulmen.store.v1.PeerService": _FOR_SERVICES,
     "fulmen.store.v1.ProxyService": _FOR_SERVICES,
     "fulmen.store.v1.StoredResponseService": "called by the proxy, which serves stored responses itself",
+    "fulmen.store.v1.EffectService": "called by the proxy, which serves agents itself",
     "fulmen.llm_proxy.v1.CaptureService": _FOR_RUNNERS,
     "fulmen.algorithm.v1.EngineService": "called by engines",
     "fulmen.algorithm.v1.RankService": "called by machines of a run",

@@ -49,7 +49,10 @@ class AttemptCache:
             mode=status.mode,
             expires_s=caller.expires_s,
             terms=CallTerms(
-                token_budget=caller.terms.token_budget, training_run=status.training_run, agent=status.agent
+                token_budget=caller.terms.token_budget,
+                training_run=status.training_run,
+                agent=status.agent,
+                continues=caller.terms.continues,
             ),
         )
 

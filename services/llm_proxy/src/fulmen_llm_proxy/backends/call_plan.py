@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from fulmen_llm_proxy.apis.api import (
 from fulmen_llm_proxy.apis.chat import with_usage
 from fulmen_llm_proxy.apis.chat_events import WholeAsEvents
 from fulmen_llm_proxy.apis.collected import Asked, Collected, Fields
+from fulmen_llm_proxy.apis.completion_events import WholeCompletionAsEvents
 from fulmen_llm_proxy.apis.errors import error_document, refusal_of
 from fulmen_llm_proxy.apis.registry import APIS, CAPTURED
 from fulmen_llm_proxy.apis.sse import EventSplitter
@@ -44,6 +45,12 @@ _TRANSLATORS: Mapping[tuple[ApiName, ApiName], _MakeTranslator] = {
     (ApiName.CHAT, ApiName.MESSAGES): ChatToMessages,
 }
 """Translators by the caller's and the backend's API."""
+
+_WHOLE_AS_EVENTS: Mapping[ApiName, Callable[[Asked], AnswerReader]] = {
+    ApiName.CHAT: WholeAsEvents,
+    ApiName.COMPLETIONS: WholeCompletionAsEvents,
+}
+"""Readers by the backend's API that make a stream of a complete answer; all APIs that can be captured have one."""
 
 _OF_STREAMS = frozenset({"stream", "stream_options"})
 _MAX_EVENT_BYTES = 1 << 31  # of translated events; the backend's own are bounded before
@@ -101,7 +108,12 @@ def _is_object(body: bytes) -> bool:
 
 
 def plan_call(
-    request: CallRequest, choice: Choice, *, overrides: Mapping[str, msgspec.Raw], attributed: bool
+    request: CallRequest,
+    choice: Choice,
+    *,
+    overrides: Mapping[str, msgspec.Raw],
+    attributed: bool,
+    whole: bool = False,
 ) -> CallPlan:
     """Plans one try.
 
@@ -110,6 +122,7 @@ def plan_call(
 
     Args:
         attributed: whether the call belongs to an attempt.
+        whole: whether the answer of a captured call will be complete, though the caller wants a stream.
 
     Raises:
         Unimplemented: if the backend serves no API to which the call can be translated.
@@ -129,8 +142,8 @@ def plan_call(
     api = APIS[steps[-1]]
     set_by_route = overrides if request.api.generates else {}
     fields = routed_fields(request.fields, model=target.model, asked_model=request.model, overrides=set_by_route)
-    whole_as_stream = request.stream and captured and api.name not in PROFILES[backend.engine].ids_in_streams
-    make_reader = WholeAsEvents if whole_as_stream else api.reader
+    whole_as_stream = request.stream and captured and (whole or api.name not in PROFILES[backend.engine].ids_in_streams)
+    make_reader = _WHOLE_AS_EVENTS[api.name] if whole_as_stream else api.reader
     reader: AnswerReader
     dropped: list[str] = []
     if len(steps) == 1:

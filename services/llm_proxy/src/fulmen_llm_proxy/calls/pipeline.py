@@ -25,6 +25,7 @@ from fulmen_llm_proxy.calls.gate import Gate
 from fulmen_llm_proxy.calls.guarding import CallGuards
 from fulmen_llm_proxy.calls.planner import CallPlanner, note_version
 from fulmen_llm_proxy.calls.recorder import CallRecorder
+from fulmen_llm_proxy.calls.replay.replays import Replays
 from fulmen_llm_proxy.calls.responses.kept_responses import KeptResponses
 from fulmen_llm_proxy.calls.running_call import CallHead, RunningCall
 from fulmen_llm_proxy.calls.sender import FIRST_TRY, CallSender
@@ -52,6 +53,7 @@ class CallPipeline:
         planner: CallPlanner,
         sender: CallSender,
         memory: AnswerMemory,
+        replays: Replays,
         kept: KeptResponses,
         recorder: CallRecorder,
         guards: CallGuards,
@@ -69,6 +71,7 @@ class CallPipeline:
         self._planner = planner
         self._sender = sender
         self._memory = memory
+        self._replays = replays
         self._kept = kept
         self._recorder = recorder
         self._guards = guards
@@ -165,6 +168,13 @@ class CallPipeline:
     async def _send(self, call: RunningCall) -> BackendAnswer:
         memory, model = self._memory, call.request.model
         await self.await_route(model, call.caller)
+        attribution = call.caller.attribution
+        if (
+            attribution is not None
+            and attribution.terms.continues
+            and (replayed := await self._replays.find(call, attribution)) is not None
+        ):
+            return replayed
         route = self._tables.current.routes.get(model)
         cacheable = memory.serves(route, call.caller)
         if cacheable:

@@ -31,8 +31,11 @@ class CallPlanner:
         self._responses = responses
         self._kept = kept
 
-    def plan(self, call: RunningCall, next_try: NextTry) -> Dispatch:
+    def plan(self, call: RunningCall, next_try: NextTry, *, whole: bool = False) -> Dispatch:
         """Returns the target and the request of the next try.
+
+        Args:
+            whole: whether the answer will be complete, though the caller wants a stream.
 
         Raises:
             FulmenError: if no target can take the call.
@@ -54,6 +57,7 @@ class CallPlanner:
             choice,
             overrides=choice.route.overrides.get(mode, {}),
             attributed=attribution is not None,
+            whole=whole,
         )
         if by_responses:
             plan = self._responses.seal(plan, choice.backend.id, call.caller.project)

@@ -131,6 +131,7 @@ class CallRecorder:
             place=call.place,
             agent_name=call.head.agent_name,
             size_bytes=call.size_bytes,
+            replayed_span=call.replayed_span,
         )
         self._queue.put(finished)
         if self._traces is not None:

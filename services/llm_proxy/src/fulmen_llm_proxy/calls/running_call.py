@@ -55,7 +55,8 @@ class RunningCall:
         headers: headers to forward to the backend.
         models: the models whose routes may serve it, its own first; empty until the fallbacks are needed.
         continued: the stored response that it continues, if the proxy keeps it; None otherwise.
-        from_cache: whether the answer came from the answer cache.
+        from_cache: whether the answer was not sampled for it: it came from the answer cache, or from a capture.
+        replayed_span: id of the span of the call, in a lost attempt, that sampled its answer; empty if none did.
         recording: collects the answer for the cache; None if it is not to be cached.
         tries: how often it was sent to a backend.
         choice: the target of its latest try.
@@ -78,6 +79,7 @@ class RunningCall:
     models: tuple[str, ...] = ()
     continued: Continued | None = None
     from_cache: bool = False
+    replayed_span: str = ""
     recording: Recording | None = None
     tries: int = 0
     choice: Choice | None = None

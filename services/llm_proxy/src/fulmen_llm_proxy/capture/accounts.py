@@ -74,6 +74,11 @@ class CaptureAccounts:
         self._store_unavailable = False
         ledger.follow(self)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process lived when the store last answered."""
+        return self._alone
+
     def began(self, attempt: str) -> None:
         """Notes that a call of an attempt begins."""
         self._settled.pop(attempt, None)

@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from fulmen.ids import span_id_of
-from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
+from fulmen.model_call import CLIENT_GONE_ATTRIBUTE, REPLAYED_ATTRIBUTE, RESEND_COUNT_ATTRIBUTE
 from fulmen_llm_proxy.apis.api import UNREADABLE, Api
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.apis.errors import UNSEEN
@@ -153,6 +153,8 @@ def _add_circumstances(span: Span, call: FinishedCall) -> None:
         _add_text(span, genai.AGENT_NAME, call.agent_name)
     if call.resend_count:
         add_number(span, RESEND_COUNT_ATTRIBUTE, call.resend_count)
+    if call.replayed_span:
+        _add_text(span, REPLAYED_ATTRIBUTE, call.replayed_span)
     if call.error_type:
         _add_text(span, genai.ERROR_TYPE, call.error_type)
     if call.error_type in UNSEEN:

@@ -27,6 +27,7 @@ class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
         resend_count: how many times the caller's client had sent this request before, as the client states it.
         place: position of its span in the trace.
         size_bytes: approximate memory of the call while it waits.
+        replayed_span: id of the span of the call, in a lost attempt, that sampled its answer; empty if it was sampled for it.
     """
 
     attribution: Attribution
@@ -47,3 +48,4 @@ class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
     place: SpanPlace
     agent_name: str
     size_bytes: int
+    replayed_span: str = ""

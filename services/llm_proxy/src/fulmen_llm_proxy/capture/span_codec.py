@@ -186,7 +186,7 @@ class SpanCodec:
         )
 
     def _add_cost(self, span: Span, call: FinishedCall, captured: Captured | None) -> None:
-        if captured is None or call.target is None or captured.usage.prompt is None:
+        if captured is None or call.target is None or captured.usage.prompt is None or call.replayed_span:
             return
         price = self._prices.of(call.target.backend_id, call.target.model)
         if price is not None:

@@ -6,13 +6,12 @@ import asyncio
 
 import grpc.aio
 
-from fulmen.errors import ArgumentInvalid, FulmenError, Violation
+from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import parse_attempt_name
 from fulmen.llm_proxy.v1 import capture_service_pb2, capture_service_pb2_grpc
 from fulmen.store.v1 import proxy_service_pb2
-from fulmen_llm_proxy.capture.accounts import CaptureAccounts
-from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
+from fulmen_llm_proxy.capture.settlement import CaptureSettlement
 from fulmen_llm_proxy.routing.balancing import key_of
 from fulmen_llm_proxy.routing.seats import Seats
 from fulmen_service_kit.security.auth import require_project
@@ -20,8 +19,6 @@ from fulmen_service_kit.security.auth import require_project
 MAX_ATTEMPTS = 1000
 MAX_WAIT_S = 300.0
 """Maximum wait for a caller without a deadline, seconds."""
-_STORE_PAUSE_S = 0.1
-_OTHERS_PAUSE_S = 0.05
 _MARGIN = 0.1
 _MAX_MARGIN_S = 1.0
 """Margin before the caller's deadline: a tenth of it, at most one second."""
@@ -34,20 +31,18 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         self,
         *,
         ledger: AttemptLedger,
-        queue: CaptureQueue,
-        accounts: CaptureAccounts,
+        settlement: CaptureSettlement,
         seats: Seats,
         instance_id: str,
     ) -> None:
         """Sets the accounts of this process.
 
         Args:
-            accounts: knows those of the other processes.
+            settlement: waits until the store has the captures of all processes.
             seats: where attempts are seated; a flush is the last that is asked of an attempt.
         """
         self._ledger = ledger
-        self._queue = queue
-        self._accounts = accounts
+        self._settlement = settlement
         self._seats = seats
         self._instance_id = instance_id
 
@@ -66,36 +61,17 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
         wait_s = MAX_WAIT_S if left_s is None else min(left_s, MAX_WAIT_S)
         wait_s -= min(_MAX_MARGIN_S, wait_s * _MARGIN)
         totals: dict[str, proxy_service_pb2.CaptureTotals] = {}
+        for attempt in attempts:
+            self._seats.leave(key_of(attempt.encode()))
         try:
             async with asyncio.timeout(wait_s):
-                await asyncio.gather(self._settled(attempts), self._settled_elsewhere(attempts, totals))
+                await self._settlement.settled(attempts, totals)
         except TimeoutError:
             pass  # the summaries name those not flushed
         return capture_service_pb2.FlushCapturesResponse(
             summaries=[_as_message(self._ledger.summary(attempt), totals.get(attempt)) for attempt in attempts],
             instance_id=self._instance_id,
         )
-
-    async def _settled(self, attempts: list[str]) -> None:
-        for attempt in attempts:
-            self._seats.leave(key_of(attempt.encode()))
-        for attempt in attempts:
-            if not self._ledger.is_settled(attempt):
-                self._queue.flush_soon()
-                await self._ledger.settled(attempt)
-
-    async def _settled_elsewhere(self, attempts: list[str], totals: dict[str, proxy_service_pb2.CaptureTotals]) -> None:
-        """Asks the store until no other process that lives has an open account; fills `totals`."""
-        while attempts:
-            try:
-                found = await self._accounts.totals(attempts)
-            except FulmenError:
-                await asyncio.sleep(_STORE_PAUSE_S)
-                continue
-            totals |= zip(attempts, found, strict=True)
-            attempts = [attempt for attempt in attempts if totals[attempt].sum.open and not totals[attempt].lost]
-            if attempts:
-                await asyncio.sleep(_OTHERS_PAUSE_S)
 
 
 def _as_message(own: Summary, others: proxy_service_pb2.CaptureTotals | None) -> capture_service_pb2.CaptureSummary:

@@ -17,6 +17,8 @@ from fulmen_llm_proxy.calls.meter import Meter
 from fulmen_llm_proxy.calls.pipeline import CallPipeline
 from fulmen_llm_proxy.calls.planner import CallPlanner
 from fulmen_llm_proxy.calls.recorder import CallRecorder
+from fulmen_llm_proxy.calls.replay.lost_attempts import LostAttempts
+from fulmen_llm_proxy.calls.replay.replays import Replays
 from fulmen_llm_proxy.calls.responses.kept_responses import Keeping, KeptResponses
 from fulmen_llm_proxy.calls.responses.response_ids import StoredResponseRouter
 from fulmen_llm_proxy.calls.responses.response_store import ResponseStore
@@ -24,12 +26,14 @@ from fulmen_llm_proxy.calls.sender import CallSender, SendLimits
 from fulmen_llm_proxy.calls.traces import CallTraces
 from fulmen_llm_proxy.guards.build import open_guards
 from fulmen_llm_proxy.metrics.calls import CallMetrics
+from fulmen_llm_proxy.metrics.replays import ReplayMetrics
 from fulmen_llm_proxy.metrics.responses import ResponseMetrics
 from fulmen_llm_proxy.metrics.usage import UsageMetrics
 from fulmen_llm_proxy.routing.late_routes import LateRoutes
 from fulmen_llm_proxy.routing.retry import RetryPolicy
 from fulmen_llm_proxy.settings import LlmProxySettings
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.effects import Effects
 from fulmen_llm_proxy.transport.http.http_app import HttpApp, RequestLimits
 from fulmen_llm_proxy.transport.http.passed_on import PassedOn
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
@@ -38,6 +42,9 @@ from fulmen_service_kit.observability.own_traces import own_traces
 from fulmen_service_kit.security.token_buckets import TokenBuckets
 
 __all__ = ["call_pipeline", "http_app"]
+
+_REPLAY_SHARE = 8
+"""Captured calls of one attempt may take at most 1/8 of the memory for those of all."""
 
 
 def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
@@ -55,6 +62,9 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         project=settings.project,
         assumed_completion_tokens=settings.assumed_completion_tokens,
         metrics=UsageMetrics(state.registry, state.accounts.usage),
+    )
+    lost = LostAttempts(
+        channel=state.channel, settlement=state.settlement, max_bytes=settings.replay_bytes // _REPLAY_SHARE
     )
     client = BackendClient(
         session=state.session, keys=state.keys, gateways=state.gateways,
@@ -83,6 +93,13 @@ def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:
         planner=planner,
         sender=sender,
         memory=AnswerMemory(cache, state.routing_metrics, shared=state.shared_answers),
+        replays=Replays(
+            lost=lost,
+            planner=planner,
+            is_alone=lambda: state.attempt_accounts.is_alone,
+            metrics=ReplayMetrics(state.registry),
+            max_bytes=settings.replay_bytes,
+        ),
         kept=kept,
         recorder=CallRecorder(
             metrics=CallMetrics(state.registry, state.tables),
@@ -132,6 +149,7 @@ def http_app(settings: LlmProxySettings, state: State, calls: CallPipeline) -> H
             tables=state.tables,
             guard=state.guard,
         ),
+        declared=Effects(state.channel, guard=state.guard),
         passed_on=PassedOn(
             settings.pass_on, client=passed_on, tables=state.tables, states=state.states, gate=calls.gate
         ),

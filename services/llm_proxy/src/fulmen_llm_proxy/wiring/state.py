@@ -25,6 +25,7 @@ from fulmen_llm_proxy.calls.stale_engines import StaleEngines
 from fulmen_llm_proxy.capture.accounts import CaptureAccounts
 from fulmen_llm_proxy.capture.capture_queue import CaptureQueue
 from fulmen_llm_proxy.capture.ledger import AttemptLedger
+from fulmen_llm_proxy.capture.settlement import CaptureSettlement
 from fulmen_llm_proxy.limits.accounts import Accounts, open_accounts
 from fulmen_llm_proxy.limits.prices import PriceTable
 from fulmen_llm_proxy.limits.usage_sync import UsageSync
@@ -64,6 +65,7 @@ class State:
     stale: StaleEngines
     ledger: AttemptLedger
     attempt_accounts: CaptureAccounts
+    settlement: CaptureSettlement
     checks: AttemptChecks
     guard: AttemptGuard
     queue: CaptureQueue
@@ -97,8 +99,7 @@ async def open_state(
     stack.push_async_callback(session.close)
     siblings, sockets = await join_workers(settings, token, stack)
     secrets, checks = settings.attempt_secrets(), AttemptChecks(channel)
-    keys_file = Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
-    published = PublishedKeys(secrets, file=keys_file)
+    published = PublishedKeys(secrets, file=_keys_file(settings))
     followed = follow_store(channel, published, runs=checks.runs)
     backend_keys = BackendKeys(settings.backend_keys, defaults=settings.vendors_backend_keys())
     tables, resources = TableHolder(), ResourceCache()
@@ -106,6 +107,8 @@ async def open_state(
     states = BackendStates(recheck_s=settings.recheck_s, clock=time.monotonic, wall_clock=time.time)
     routing_metrics = RoutingMetrics(registry, states, tables)
     ledger, instance_id = AttemptLedger(keep_s=settings.summary_keep_s, clock=time.monotonic), uuid.uuid4().hex
+    queue = CaptureQueue(max_bytes=settings.capture_buffer_bytes)
+    accounts = CaptureAccounts(channel=channel, instance_id=instance_id, ledger=ledger)
     state = State(
         instance_id=instance_id,
         channel=channel,
@@ -118,10 +121,11 @@ async def open_state(
         routing_metrics=routing_metrics,
         stale=StaleEngines(writer=writer, resources=resources, tables=tables, metrics=routing_metrics),
         ledger=ledger,
-        attempt_accounts=CaptureAccounts(channel=channel, instance_id=instance_id, ledger=ledger),
+        attempt_accounts=accounts,
+        settlement=CaptureSettlement(ledger=ledger, queue=queue, accounts=accounts),
         checks=checks,
         guard=AttemptGuard(clock=followed.clock),
-        queue=CaptureQueue(max_bytes=settings.capture_buffer_bytes),
+        queue=queue,
         shared_answers=_shared_answers(settings, secrets, stack, registry),
         app_calls=RecordingBuffer(max_bytes=settings.recording_buffer_bytes, metrics=RecordingMetrics(registry)),
         followed=followed,
@@ -152,6 +156,11 @@ async def open_state(
         budgets=state.accounts.budgets,
         clock=state.accounts.clock,
     )
+
+
+def _keys_file(settings: LlmProxySettings) -> Path | None:
+    """Returns where the store's keys are kept over restarts; None if there is no folder for it."""
+    return Path(settings.spool_dir) / PUBLIC_KEYS_FILE if settings.spool_dir else None
 
 
 def _shared_answers(

@@ -133,7 +133,7 @@ class Fragments:
 
 
 SQL: Final = Fragments(
-    "annotations", "audit", "calls", "database", "leases", "projects", "proxies", "replicas", "resources", "retention",
+    "annotations", "audit", "calls", "database", "effects", "leases", "projects", "proxies", "replicas", "resources", "retention",
     "rollouts", "run_history", "run_leases", "runners", "schedules", "scheduling", "sealed_secrets", "segments", "spans",
     "usage",
 )  # fmt: skip

@@ -31,7 +31,7 @@ with k as (
     from k where i.ctid = k.c
     returning i.id, i.hedge_session as session, i.hedge_epoch as epoch, i.project_id, i.task_type
 )
-select u.id, u.session, u.epoch, u.project_id, u.task_type, r.request
+select u.id, u.session, u.epoch, u.project_id, u.task_type, r.request, null::int as continues
 from u
 cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r;
 

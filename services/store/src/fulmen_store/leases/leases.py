@@ -55,6 +55,7 @@ class Grant:
         epoch: Attempt number and fencing epoch.
         request: Stored request, opaque here.
         task_type: Number of its task type; None if it has none.
+        continues: Number of the first of the lost attempts that it may continue; 0 if the last one was not lost.
     """
 
     rollout_id: UUID
@@ -63,6 +64,7 @@ class Grant:
     project_id: int
     request: bytes
     task_type: int | None = None
+    continues: int = 0
 
     @property
     def attempt(self) -> LeasedAttempt:

@@ -9,6 +9,8 @@
 -- them wait for each other.
 
 -- name: claim_rollouts
+-- `continues` is the first of the attempts that were lost (LEASE_LOST, RELEASED) since one ended otherwise; null if the last one
+-- was not lost.
 with k as (
     select x.session, i.c
     from unnest($1::uuid[], $2::uuid[]) as x (id, session)
@@ -23,7 +25,14 @@ with k as (
     from k where i.ctid = k.c
     returning i.id, i.session, i.epoch, i.project_id, i.task_type
 )
-select u.id, u.session, u.epoch, u.project_id, u.task_type, r.request
+select
+    u.id, u.session, u.epoch, u.project_id, u.task_type, r.request,
+    case when u.epoch > 1 then (
+        select min(a.number) from attempt a
+        where a.rollout_id = u.id and a.failure_kind in (3, 7) and a.number > coalesce((
+            select max(b.number) from attempt b where b.rollout_id = u.id and b.failure_kind not in (3, 7)
+        ), 0)
+    ) end as continues
 from u
 cross join lateral (select q.request from rollout q where q.id = u.id limit 1) r;
 

@@ -256,6 +256,7 @@ def grant_of(row: asyncpg.Record) -> Grant:
         project_id=row["project_id"],
         request=row["request"],
         task_type=row["task_type"],
+        continues=row["continues"] or 0,
     )
 
 

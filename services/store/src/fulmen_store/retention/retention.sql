@@ -51,6 +51,9 @@ delete from rollout r where r.id = any ($1::uuid[]);
 -- After the rollouts: whoever adds one holds the row of its rollout.
 delete from annotation a where a.rollout_id = any ($1::uuid[]);
 
+-- name: remove_effects
+delete from effect e where e.rollout_id = any ($1::uuid[]);
+
 -- name: allow_bitmaps
 -- For the rest of the transaction: block ranges (BRIN) are read by bitmaps alone.
 select set_config('enable_bitmapscan', 'on', true);

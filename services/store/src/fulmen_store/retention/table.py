@@ -102,6 +102,7 @@ class RetentionTable:
                 "remove_rollout_usage",
                 "remove_rollouts",
                 "remove_annotations",
+                "remove_effects",
             ):
                 await transaction.fetch(name, ids)
         return ids, [(row["rollout_id"], row["blob"], row["blob_size"]) for row in chunks if row["blob"] is not None]

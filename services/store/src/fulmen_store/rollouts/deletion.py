@@ -85,6 +85,7 @@ class DeletionTable:
                 "remove_rollout_usage",
                 "remove_rollouts",
                 "remove_annotations",
+                "remove_effects",
                 "remove_retry_marks",
             ):
                 await transaction.fetch(name, ids)

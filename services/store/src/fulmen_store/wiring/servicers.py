@@ -12,6 +12,7 @@ from fulmen.store.v1 import (
     annotation_service_pb2_grpc,
     audit_service_pb2_grpc,
     call_service_pb2_grpc,
+    effect_service_pb2_grpc,
     lease_service_pb2_grpc,
     peer_service_pb2_grpc,
     project_service_pb2_grpc,
@@ -41,6 +42,7 @@ from fulmen_store.audit.writer import AuditWriter
 from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
+from fulmen_store.effects.table import EffectTable
 from fulmen_store.leases.progress import ProgressTable, ProgressWriter
 from fulmen_store.leases.table import AttemptBoundTable, AttemptCheckTable
 from fulmen_store.projects.projects import Projects
@@ -86,6 +88,7 @@ from fulmen_store.transport.assignments import Assignments
 from fulmen_store.transport.audit_service import AuditService
 from fulmen_store.transport.call_service import CallService
 from fulmen_store.transport.comparison import RolloutComparison
+from fulmen_store.transport.effect_service import EffectService
 from fulmen_store.transport.lease_service import LeaseService
 from fulmen_store.transport.otlp.http import OtlpHttpApp
 from fulmen_store.transport.otlp.ingest import OtlpIngest
@@ -188,6 +191,7 @@ class Servicers:
         )
         self.audit, self.audit_writer = AuditService(table=entries, projects=queue.project_names), AuditWriter(entries)
         responses = _stored_responses(queue, database, settings)
+        self.effects = EffectService(table=EffectTable(database), projects=queue.project_names)
         self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
         chunks, spans = _spans(queue, database, settings, blobs)
         follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
@@ -243,6 +247,7 @@ class Servicers:
         annotation_service_pb2_grpc.add_AnnotationServiceServicer_to_server(self.annotations, server)
         audit_service_pb2_grpc.add_AuditServiceServicer_to_server(self.audit, server)
         stored_response_service_pb2_grpc.add_StoredResponseServiceServicer_to_server(self.stored_responses, server)
+        effect_service_pb2_grpc.add_EffectServiceServicer_to_server(self.effects, server)
         add_trace_service(self.ingest, server)
 
     def serve_http(self, server: RpcServer, stack: AsyncExitStack) -> HttpServer:

@@ -126,7 +126,7 @@ class Rollout(_message.Message):
     def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., training_run: _Optional[str] = ..., group_id: _Optional[str] = ..., group_size: _Optional[int] = ..., mode: _Optional[_Union[RolloutMode, str]] = ..., input: _Optional[bytes] = ..., input_content_type: _Optional[str] = ..., agent: _Optional[str] = ..., resource_versions: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., not_before_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., required_labels: _Optional[_Mapping[str, str]] = ..., policy: _Optional[_Union[RolloutPolicy, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[RolloutState, str]] = ..., failure_kind: _Optional[_Union[_failure_pb2.FailureKind, str]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[_attempt_pb2.Attempt, _Mapping]]] = ..., task_type: _Optional[str] = ..., deadline_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., ended_attempt_count: _Optional[int] = ..., reward: _Optional[float] = ..., duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., prompt_token_count: _Optional[int] = ..., completion_token_count: _Optional[int] = ..., cost_micros: _Optional[int] = ..., failure_message: _Optional[str] = ..., retry_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., input_start: _Optional[str] = ...) -> None: ...
 
 class RolloutPolicy(_message.Message):
-    __slots__ = ("max_attempts", "attempt_timeout", "retry_on", "retry_backoff", "hedged", "model_token_budget", "attempt_timeout_quantile", "attempt_timeout_factor")
+    __slots__ = ("max_attempts", "attempt_timeout", "retry_on", "retry_backoff", "hedged", "model_token_budget", "attempt_timeout_quantile", "attempt_timeout_factor", "restart_lost")
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     RETRY_ON_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class RolloutPolicy(_message.Message):
     MODEL_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_TIMEOUT_QUANTILE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_TIMEOUT_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    RESTART_LOST_FIELD_NUMBER: _ClassVar[int]
     max_attempts: int
     attempt_timeout: _duration_pb2.Duration
     retry_on: _containers.RepeatedScalarFieldContainer[_failure_pb2.FailureKind]
@@ -143,4 +144,5 @@ class RolloutPolicy(_message.Message):
     model_token_budget: int
     attempt_timeout_quantile: float
     attempt_timeout_factor: float
-    def __init__(self, max_attempts: _Optional[int] = ..., attempt_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., retry_on: _Optional[_Iterable[_Union[_failure_pb2.FailureKind, str]]] = ..., retry_backoff: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedged: bool = ..., model_token_budget: _Optional[int] = ..., attempt_timeout_quantile: _Optional[float] = ..., attempt_timeout_factor: _Optional[float] = ...) -> None: ...
+    restart_lost: bool
+    def __init__(self, max_attempts: _Optional[int] = ..., attempt_timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., retry_on: _Optional[_Iterable[_Union[_failure_pb2.FailureKind, str]]] = ..., retry_backoff: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., hedged: bool = ..., model_token_budget: _Optional[int] = ..., attempt_timeout_quantile: _Optional[float] = ..., attempt_timeout_factor: _Optional[float] = ..., restart_lost: bool = ...) -> None: ...

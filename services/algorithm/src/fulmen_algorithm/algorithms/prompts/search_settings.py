@@ -57,6 +57,7 @@ class SearchSettings(RunSettings):
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
     """
 
     checkpoint_every: int = Field(default=1, ge=1)
@@ -69,11 +70,14 @@ class SearchSettings(RunSettings):
     max_tokens: int | None = Field(default=None, ge=1, le=1_048_576)
     rollout_timeout_s: float = Field(default=120.0, gt=0, le=86400)
     rollout_attempts: int = Field(default=8, ge=1, le=100)
+    rollout_restart_lost: bool = False
 
     @property
     def rollout_limits(self) -> RolloutLimits:
         """Limits of the run's rollouts."""
-        return RolloutLimits(timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts)
+        return RolloutLimits(
+            timeout_s=self.rollout_timeout_s, attempts=self.rollout_attempts, restart_lost=self.rollout_restart_lost
+        )
 
     @property
     def overrides(self) -> dict[str, dict[str, object]]:

@@ -26,8 +26,9 @@ from fulmen_llm_proxy.calls.request_buffer import BufferShare, RequestBuffer
 from fulmen_llm_proxy.calls.running_call import MAX_AGENT_NAME, CallHead
 from fulmen_llm_proxy.capture.span_place import new_span_id, trace_of
 from fulmen_llm_proxy.routing.table_holder import TableHolder
-from fulmen_llm_proxy.transport.http import stored_responses
+from fulmen_llm_proxy.transport.http import effects, stored_responses
 from fulmen_llm_proxy.transport.http.auth import HttpAuthenticator
+from fulmen_llm_proxy.transport.http.effects import Effects
 from fulmen_llm_proxy.transport.http.passed_on import PassedOn
 from fulmen_llm_proxy.transport.http.paths import RequestPath, parse_path, with_model
 from fulmen_llm_proxy.transport.http.stored_responses import StoredResponses
@@ -51,9 +52,9 @@ _GET = ("GET",)
 _MODELS = "/v1/models"
 _MODEL = "/v1/models/"
 HEALTH_PATHS = ("/healthz", "/readyz")
-_OF_CALLERS = (_MODELS, stored_responses.ROOT)
+_OF_CALLERS = (_MODELS, stored_responses.ROOT, effects.PATH)
 _METHODS = {
-    **dict.fromkeys(BY_PATH, ("POST",)),
+    **dict.fromkeys((*BY_PATH, effects.PATH), ("POST",)),
     **dict.fromkeys((_MODELS, *HEALTH_PATHS), _GET),
 }
 SERVED = ", ".join(f"{method} {path}" for path, methods in _METHODS.items() for method in methods)
@@ -104,6 +105,7 @@ class HttpApp:
         attempts: AttemptCache,
         calls: CallPipeline,
         stored: StoredResponses,
+        declared: Effects,
         passed_on: PassedOn,
         limits: RequestLimits,
         tables: TableHolder,
@@ -112,6 +114,7 @@ class HttpApp:
         self._attempts = attempts
         self._calls = calls
         self._stored = stored
+        self._declared = declared
         self._passed_on = passed_on
         self._limits = limits
         self._tables = tables
@@ -178,6 +181,8 @@ class HttpApp:
                 await share.timed(self._call(api, path, caller, scope, receive, send))
             elif name.startswith(_MODELS):
                 await respond(send, 200, await self._models(name, caller, dialect_of(scope, name)))
+            elif name == effects.PATH:
+                await share.timed(self._effect(caller, scope, receive, send))
             elif name.startswith(stored_responses.ROOT):
                 await self._stored.answer(scope, name, caller, send)
             else:
@@ -197,6 +202,12 @@ class HttpApp:
             if path.deployment:
                 body = with_model(body, path.deployment)
             await self._calls.run(api, caller, _head(scope), body, _AnswerWriter(scope, send))
+
+    async def _effect(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers for a side effect that an agent declares."""
+        with self._limits.buffer.share() as share:
+            body = await self._body(scope, receive, share)
+        await respond(send, 200, await self._declared.answer(caller, body))
 
     async def _pass_on(self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on a request that is not a model call's."""

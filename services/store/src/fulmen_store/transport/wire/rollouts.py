@@ -174,7 +174,10 @@ def write_assignment(
         mode=MODE_CLAIMS[rollout.mode],
         ttl_s=math.ceil(timeout_s) + KEY_MARGIN_S,
         terms=CallTerms(
-            token_budget=rollout.policy.model_token_budget, training_run=rollout.training_run, agent=rollout.agent
+            token_budget=rollout.policy.model_token_budget,
+            training_run=rollout.training_run,
+            agent=rollout.agent,
+            continues=0 if rollout.policy.restart_lost else grant.continues,
         ),
     )
     return bound_s

@@ -1,0 +1,102 @@
+"""Reads the captured calls of lost attempts from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from fulmen.errors import Unavailable
+from fulmen.ids import attempt_of, parse_attempt_name, rollout_name
+from fulmen.model_call import ModelCallInvalid
+from fulmen.rpc.channel import FulmenChannel
+from fulmen.store.v1 import span_service_pb2, span_service_pb2_grpc
+from fulmen.store.v1.span_pb2 import SpanRecord
+from fulmen.trajectories.reading import records_of
+from fulmen_llm_proxy.attempts.caller import Attribution
+from fulmen_llm_proxy.calls.replay.captured_calls import CallSequence, captured_attempt
+from fulmen_llm_proxy.capture.settlement import CaptureSettlement
+
+READ_S: Final = 15.0
+"""Time for reading, seconds: the first call of an attempt that continues another one waits for it."""
+SETTLE_S: Final = 5.0
+"""The part of it in which captures of the lost attempts are waited for, which another proxy still has."""
+_PAUSE_S: Final = 0.2
+
+_Records = list[tuple[SpanRecord, Span]]
+
+
+class LostAttempts:
+    """Reads what attempts continue."""
+
+    def __init__(self, *, channel: FulmenChannel, settlement: CaptureSettlement, max_bytes: int) -> None:
+        """Sets the store.
+
+        Args:
+            settlement: waits until the store has the captures of lost attempts.
+            max_bytes: most bytes that are read of one attempt; what comes after them is not replayed.
+        """
+        self._stub = span_service_pb2_grpc.SpanServiceStub(channel)
+        self._settlement = settlement
+        self._max_bytes = max_bytes
+
+    async def read(self, attribution: Attribution) -> CallSequence:
+        """Returns the calls that an attempt may repeat: those of the latest lost attempt that sampled some.
+
+        An attempt that was lost while it repeated calls has sampled none: its own predecessor has them all.
+
+        Raises:
+            FulmenError: if the store does not answer in time.
+        """
+        own = parse_attempt_name(attribution.attempt)
+        rollout = rollout_name(own.project, own.rollout_id)
+        numbers = range(own.number - 1, attribution.terms.continues - 1, -1)
+        try:
+            async with asyncio.timeout(READ_S):
+                return await self._read(attribution.attempt, [attempt_of(rollout, number) for number in numbers])
+        except TimeoutError:
+            raise Unavailable("The store did not return the calls of a lost attempt in time.") from None
+
+    async def _read(self, own: str, lost: list[str]) -> CallSequence:
+        await self._settled(lost)
+        # Another process, or this one before a restart, may have given some of the calls.
+        given = captured_attempt(await self._stream(own)).replayed
+        for name in lost:
+            attempt = captured_attempt(await self._stream(name))
+            if attempt.has_sampled:
+                return CallSequence([call for call in attempt.calls if call.span_id not in given])
+        return CallSequence([])
+
+    async def _settled(self, lost: list[str]) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._settlement.settled(lost, {})
+        except TimeoutError:
+            return  # what the store has by now is replayed
+
+    async def _stream(self, attempt: str) -> _Records:
+        while True:
+            try:
+                return await self._streamed(attempt)
+            except Unavailable:
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _streamed(self, attempt: str) -> _Records:
+        request = span_service_pb2.StreamSpansRequest(
+            parents=[attempt], filter=span_service_pb2.SpanFilter(model_calls_only=True)
+        )
+        records: _Records = []
+        left_bytes = self._max_bytes
+        async for message in self._stub.StreamSpans(request, timeout=READ_S):
+            for chunk in message.chunks:
+                try:
+                    found = list(records_of(chunk))
+                except (ModelCallInvalid, DecodeError):
+                    continue
+                left_bytes -= sum(len(record.model_call) for record, _ in found)
+                if left_bytes < 0:
+                    return records
+                records += found
+        return records

@@ -1,0 +1,1 @@
+"""Side effects that agents declare: begun once per rollout."""
