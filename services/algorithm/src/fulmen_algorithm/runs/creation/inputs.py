@@ -79,7 +79,7 @@ def _demonstration(value: Any) -> Demonstration:
 def _preference(value: Any) -> Preference:
     if not isinstance(value, dict):
         raise ValueError("needs `prompt`, `chosen` and `rejected`")
-    parts = {name: value.get(name) for name in ("prompt", "chosen", "rejected")}
+    parts: dict[str, Any] = {name: value.get(name) for name in ("prompt", "chosen", "rejected")}
     if missing := [name for name, part in parts.items() if not isinstance(part, list) or not part]:
         raise ValueError(f"needs a list of messages `{'`, `'.join(missing)}`")
     for name, part in parts.items():
