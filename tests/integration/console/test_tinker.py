@@ -47,16 +47,19 @@ async def test_a_program_learns_saves_samples_and_goes_on_from_a_checkpoint(prog
     assert (info["model_data"]["model_name"], info["lora_rank"]) == (NAME, 4)
 
     # The answers are asked for after all was sent.
-    losses, waiting = [], []
+    data = [datum(x, target_tokens=t) for x, t in zip(TOKENS, TARGETS, strict=True)][:2]
+    waiting = []
     for _ in range(25):
-        waiting.append((await program.call("forward_backward", program.data(model, weighted()[:2])))["request_id"])
-        body = program.numbered(model, adam_params={"learning_rate": 2e-2})
+        waiting.append((await program.call("forward_backward", program.data(model, data)))["request_id"])
+        body = program.numbered(model, adam_params={"learning_rate": 5e-2})
         waiting.append((await program.call("optim_step", body))["request_id"])
     answers = [await program.fetch(each) for each in waiting]
     assert answers[-1]["metrics"]["step"] == 25
-    logprobs, metrics = await program.backward(model, weighted()[:2], forward_only=True)
-    losses.append(metrics["loss:sum"])
-    assert losses[-1] < 1.0
+    _, before = await program.backward(await program.model(5), data, forward_only=True)
+    program.number = len(waiting)
+    logprobs, after = await program.backward(model, data, forward_only=True)
+    # The frozen embedding of an untrained model allows no more.
+    assert after["loss:sum"] < 0.9 * before["loss:sum"]
 
     saved = await program.do("save_weights", program.numbered(model, path="000025"))
     with pytest.raises(Failed, match="exists; set overwrite"):
@@ -69,14 +72,14 @@ async def test_a_program_learns_saves_samples_and_goes_on_from_a_checkpoint(prog
     sampling = {"session_id": program.session, "sampling_session_seq_id": 7, "model_path": kept["path"]}
     named = (await program.call("create_sampling_session", sampling))["sampling_session_id"]
     assert (await program.call(f"samplers/{named}", method="GET"))["base_model"] == NAME
-    [(tokens, _)], _ = await program.sample(named, [12], temperature=0, max_tokens=2, stop=[14])
-    assert tokens == [13, 14]
+    drawn = await program.sample(named, [12], temperature=0, max_tokens=3)
+    assert drawn == await program.sample(await program.sampler(model, 8), [12], temperature=0, max_tokens=3)
 
     load = {"session_id": program.session, "model_seq_id": 1, "path": saved["path"], "optimizer": True}
     other = (await program.do("load_weights", load))["model_id"]
     assert other == f"{program.session}:train:1"
     program.number = 0
-    again, _ = await program.backward(other, weighted()[:2], forward_only=True)
+    again, _ = await program.backward(other, data, forward_only=True)
     for found, expected in zip(again, logprobs, strict=True):
         assert found == pytest.approx(expected, abs=1e-6)
 
@@ -108,6 +111,7 @@ async def test_losses_are_those_of_the_documentation(program: Program) -> None:
         assert [len(each) for each in found] == [4, 3, 5]
 
 
+@pytest.mark.long(short=True)
 async def test_the_gradient_of_dro_is_that_of_its_loss(program: Program) -> None:
     """Where the sampler is the policy, that is the one of the policy gradient; away from it, beta pulls back."""
     advantages = [[0.0, 1.0, -1.0, 0.5], [1.0, -2.0, 0.0], [0.0, 1.0, 1.0, -1.0, 0.5]]
@@ -184,7 +188,7 @@ async def test_a_sampler_keeps_the_weights_that_it_was_made_of(program: Program)
 async def test_texts_and_tokens_end_a_completion(program: Program) -> None:
     base = {"session_id": program.session, "sampling_session_seq_id": 0, "base_model": NAME}
     sampler = (await program.call("create_sampling_session", base))["sampling_session_id"]
-    [(tokens, _)], _ = await program.sample(sampler, [8, 9], 0, seed=5, max_tokens=12, stop=[2])
+    [(tokens, _)], _ = await program.sample(sampler, [8, 9], 0, seed=5, max_tokens=12, stop=[0])
     assert len(tokens) > 2
     [(cut, _)], _ = await program.sample(sampler, [8, 9], 1, seed=5, max_tokens=12, stop=[tokens[1]])
     assert cut == tokens[: tokens.index(tokens[1]) + 1]
@@ -281,6 +285,7 @@ async def test_only_tokens_that_may_train_train_and_projects_see_nothing_of_each
     await program.fetch(request)
 
 
+@pytest.mark.long(short=True)
 async def test_a_finished_session_leaves_what_was_saved(program: Program) -> None:
     kept, dropped = await program.model(0), await program.model(1)
     for model in (kept, dropped):
