@@ -54,7 +54,7 @@ async def test_a_program_learns_saves_samples_and_goes_on_from_a_checkpoint(prog
         body = program.numbered(model, adam_params={"learning_rate": 5e-2})
         waiting.append((await program.call("optim_step", body))["request_id"])
     answers = [await program.fetch(each) for each in waiting]
-    assert answers[-1]["metrics"]["step"] == 25
+    assert answers[-1]["metrics"]["optimizer_steps"] == 25
     _, before = await program.backward(await program.model(5), data, forward_only=True)
     program.number = len(waiting)
     logprobs, after = await program.backward(model, data, forward_only=True)
@@ -228,7 +228,7 @@ async def test_bad_data_names_every_problem_and_later_calls_go_on(program: Progr
         await program.step(model, beta1=2.0, eps=0.0)
     assert adam.value.fields == ["adam_params.beta1", "adam_params.eps"]
     await program.backward(model, weighted())
-    assert (await program.step(model))["step"] == 1
+    assert (await program.step(model))["optimizer_steps"] == 1
 
 
 async def test_requests_that_make_no_sense_are_refused_at_once(program: Program) -> None:
