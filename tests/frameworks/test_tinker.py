@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-frameworks/tinker/bin/python"
 WORLD = ROOT / "tests/support/frameworks"
+AGENTS = ROOT / "tests/frameworks/agents"
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
 LIMIT_S = 900.0
 
@@ -113,3 +114,18 @@ async def test_the_recipe_of_reinforcement_learning_earns_more(programs: dict[st
     print(rewards)
     assert len(rewards) == 20
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.2
+
+
+async def test_a_program_uses_the_rest_of_the_package(programs: dict[str, str]) -> None:
+    printed = await run(PYTHON, AGENTS / "tinker_program.py", NAME, **programs)
+    found = json.loads(printed.splitlines()[-1])
+    assert found["losses"][0] == pytest.approx(found["losses"][1], rel=1e-5)
+    assert found["after"][0] == pytest.approx(found["after"][1], rel=1e-4)
+    assert found["after"][0] < found["losses"][0]
+    assert found["first_score"] is None
+    assert found["score"] == pytest.approx(found["expected"], rel=1e-4)
+    assert found["drawn"][0] == found["drawn"][1]
+    assert len(set(found["ids"])) == 2
+    assert found["again"] == pytest.approx(found["after"][0], rel=1e-5)
+    assert "data[0].token_ids: has an id that is not one of the model's" in found["refused"]
+    assert found["capabilities"] == 0
