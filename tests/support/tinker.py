@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -184,7 +185,7 @@ def _output(body: bytes) -> tuple[list[list[float]], dict[str, float]]:
     tensor = record.fields["logprobs"]
     ends = [each // 4 for each in _unpacked("q", tensor.offsets)]
     flat = _unpacked("f", tensor.data)
-    return [list(flat[a:b]) for a, b in zip(ends, ends[1:], strict=False)], dict(message.metrics)
+    return [list(flat[a:b]) for a, b in itertools.pairwise(ends)], dict(message.metrics)
 
 
 def _unpacked(kind: str, content: bytes) -> list[Any]:

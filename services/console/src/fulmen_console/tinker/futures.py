@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -45,7 +46,7 @@ class Future:
         self.error: FulmenError | None = None
         self.done = asyncio.Event()
         self.ends_s = float("inf")
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Answered] | None = None
 
 
 class Futures:
@@ -91,7 +92,13 @@ class Futures:
         future = Future(future_id, project, size_bytes)
         self._futures[future_id] = future
         self._bytes += size_bytes
-        future.task = asyncio.create_task(self._carry_out(future, work), name=f"tinker {future_id}")
+
+        async def carried_out() -> Answered:
+            return await work()
+
+        future.task = asyncio.create_task(carried_out(), name=f"tinker {future_id}")
+        # Not in the task: one that is cancelled before it begins runs nothing of itself.
+        future.task.add_done_callback(partial(self._ended, future))
         return future
 
     def find(self, future_id: str, project: str) -> Future:
@@ -126,22 +133,20 @@ class Futures:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _carry_out(self, future: Future, work: Callable[[], Awaitable[Answered]]) -> None:
-        try:
-            future.answer = await work()
-        except FulmenError as error:
+    def _ended(self, future: Future, task: asyncio.Task[Answered]) -> None:
+        error = InternalError("The call was cancelled.") if task.cancelled() else task.exception()
+        if error is None:
+            future.answer = task.result()
+        elif isinstance(error, FulmenError):
             future.error = error
-        except asyncio.CancelledError:
-            future.error = InternalError("The call was cancelled.")
-        except Exception:  # noqa: BLE001  (whoever fetches the answer is told)
-            _log.exception("tinker_call_failed", call=future.id)
+        else:
+            _log.error("tinker_call_failed", call=future.id, exc_info=error)
             future.error = InternalError("The console failed; its log says why.")
-        finally:
-            size_bytes = len(future.answer.body) if future.answer is not None else 0
-            self._bytes += size_bytes - future.size_bytes
-            future.size_bytes = size_bytes
-            future.ends_s = self._clock() + KEEP_S
-            future.done.set()
+        size_bytes = len(future.answer.body) if future.answer is not None else 0
+        self._bytes += size_bytes - future.size_bytes
+        future.size_bytes = size_bytes
+        future.ends_s = self._clock() + KEEP_S
+        future.done.set()
 
 
 def _unknown() -> NotFound:

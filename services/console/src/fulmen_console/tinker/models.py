@@ -140,7 +140,11 @@ class Model:
         )
         answer = await calls.optim_step(request)
         self._sequence += 1
-        return {"grad_norm": float(answer.grad_norm), "skipped": float(answer.skipped), "optimizer_steps": float(answer.step)}
+        return {
+            "grad_norm": float(answer.grad_norm),
+            "skipped": float(answer.skipped),
+            "optimizer_steps": float(answer.step),
+        }
 
     async def save(self, calls: TrainerCalls, kind: str, name: str, *, overwrite: bool) -> None:
         """Saves a checkpoint.
