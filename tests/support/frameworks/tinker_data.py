@@ -29,7 +29,7 @@ def conversations() -> list[dict[str, Any]]:
 
 def questions() -> list[dict[str, Any]]:
     """Returns what the recipe of reinforcement learning reads: a question, and its answer after `####`."""
-    return [{"question": f"Repeat the number {i * 7 % 10}.", "answer": f"#### {i * 7 % 10}"} for i in range(ROWS)]
+    return [{"question": f"Repeat the number {n}.", "answer": f"#### {n}"} for n in (3, 8) * (ROWS // 2)]
 
 
 def write(home: Path, name: str, config: str, rows: list[dict[str, Any]]) -> None:
