@@ -125,8 +125,8 @@ class TinkerApp:
         identified = await self._credentials.identify(only, client_address(scope))
         return Caller(identified.own_project, TrainerCalls(self._channel, authorization))
 
-    async def _retrieve(self, caller: Caller, body: bytes, send: Send) -> None:
-        request = given.read(given.RetrieveFuture, body)
+    async def _retrieve(self, caller: Caller, given_body: bytes, send: Send) -> None:
+        request = given.read(given.RetrieveFuture, given_body)
         try:
             future = self._programs.futures.find(request.request_id, caller.project)
         except NotFound as error:
@@ -143,9 +143,10 @@ class TinkerApp:
         if future.answer is not None:
             await respond(send, 200, future.answer.body, future.answer.content_type)
             return
-        error = future.error or InternalError("The call has no answer.")
-        category = "user" if error.code in _OF_USERS else "server"
-        await respond(send, 200, json.dumps({"error": str(error), "category": category, **_details(error)}).encode())
+        failure = future.error or InternalError("The call has no answer.")
+        category = "user" if failure.code in _OF_USERS else "server"
+        body = {"error": str(failure), "category": category, **_details(failure)}
+        await respond(send, 200, json.dumps(body).encode())
 
     def _sample(self, caller: Caller, body: bytes) -> Reply:
         future, sequence_ids = self._programs.sample(caller, given.read(given.Sample, body), len(body))
