@@ -101,8 +101,9 @@ class Sessions:
         idle = [each for each in self._open.values() if each.project == sampler.project and not each.calls]
         of_project = sum(each.project == sampler.project for each in self._open.values())
         for each in [each for each in idle if each is not sampler][: max(0, of_project - MAX_OPEN_SAMPLERS)]:
-            self._open.pop(each.id)
-            await each.close(calls)
+            # Another call may have closed it meanwhile, or begun to use it.
+            if not each.calls and self._open.pop(each.id, None) is not None:
+                await each.close(calls)
 
     async def finish(self, session: Session) -> None:
         """Ends a session: samplers and what nobody has saved are removed from the algorithm service."""

@@ -7,7 +7,16 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from fulmen.errors import ArgumentInvalid, Code, FulmenError, InternalError, NotFound, Unimplemented, Violation
+from fulmen.errors import (
+    ArgumentInvalid,
+    Code,
+    FulmenError,
+    InternalError,
+    NotFound,
+    QuotaExceeded,
+    Unimplemented,
+    Violation,
+)
 from fulmen.rpc.channel import FulmenChannel
 from fulmen_console.gateway.access import Credentials
 from fulmen_console.tinker import requests as given
@@ -31,6 +40,8 @@ __all__ = ["TINKER_PATH", "TinkerApp"]
 
 TINKER_PATH: Final = "/api/v1/"
 MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_READING_BYTES: Final = 128 * 2**20
+"""Of all bodies that are read at a time."""
 MAX_CHUNK_BYTES: Final = 2_000_000
 """Size of the data of one call, which the package splits; at most 125,000 tokens, of which `TrainerService` takes 262,144."""
 WAIT_S: Final = 20.0
@@ -59,6 +70,7 @@ class TinkerApp:
         self._programs = programs
         self._channel = channel
         self._credentials = credentials
+        self._reading_bytes = 0
         self._endpoints: dict[tuple[str, str], Endpoint] = {
             ("GET", "healthz"): lambda caller, body: {"status": "ok"},
             ("GET", "get_server_capabilities"): lambda caller, body: self._capabilities(),
@@ -87,10 +99,25 @@ class TinkerApp:
         """Answers one request (ASGI)."""
         try:
             caller = await self._caller(scope)
-            body = await read_body(scope, receive, MAX_BODY_BYTES)
-            await self._answer(scope, caller, body, send)
+            await self._answer(scope, caller, await self._body_of(scope, receive), send)
         except FulmenError as error:
             await respond(send, _STATUS.get(error.code, 400), _body(error), unread=receive)
+
+    async def _body_of(self, scope: Scope, receive: Receive) -> bytes:
+        """Reads a body. Raises QuotaExceeded if those that are read now are too large together."""
+        taken = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal taken
+            if self._reading_bytes + size_bytes > MAX_READING_BYTES:
+                raise QuotaExceeded("The console reads too many requests.", quota="request_bytes", retry_after_s=1.0)
+            self._reading_bytes += size_bytes
+            taken += size_bytes
+
+        try:
+            return await read_body(scope, receive, MAX_BODY_BYTES, take)
+        finally:
+            self._reading_bytes -= taken
 
     async def _answer(self, scope: Scope, caller: Caller, body: bytes, send: Send) -> None:
         method, path = scope["method"], scope["path"].removeprefix(TINKER_PATH)
