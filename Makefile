@@ -49,8 +49,9 @@ test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole
 	@WORKERS=3 FULMEN_TEST_SOAK=$(or $(SOAK),$(if $(SHORT),1,10)) FULMEN_TEST_SEED=$(SEED) \
 		tools/test.sh -v -m "$(if $(SHORT),long(short=True),long)" $(ARGS)
 
-test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, AutoGen, CrewAI and others, as they are (1.3 GB in .venv-frameworks)
+test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, CrewAI and others, and recipes of Tinker, as they are (2.9 GB in .venv-frameworks)
 	@tools/framework_envs.sh
+	@tools/tinker_env.sh
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 tests/frameworks
 
 test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding

@@ -53,6 +53,7 @@ LISTS = (
     "tools/vllm-constraints.txt",
     "tools/helm-requirements.txt",
     "tools/litellm.txt",
+    "tools/tinker.txt",
     "tools/frameworks/*.txt",
 )
 PIN = re.compile(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[^ ,;]+( ; .*?)?")

@@ -11,10 +11,13 @@ from fulmen_console.gateway.methods import Target
 from fulmen_console.settings import ConsoleSettings
 from fulmen_console.sign_in.codes import SignInCodes
 from fulmen_console.sign_in.sessions import Sessions
+from fulmen_console.tinker.names import BaseNames
+from fulmen_console.tinker.programs import Programs
 from fulmen_console.transport.http_app import ConsoleApp
 from fulmen_console.transport.page_app import PageApp
 from fulmen_console.transport.services_app import ServicesApp
 from fulmen_console.transport.session_app import SessionApp
+from fulmen_console.transport.tinker_app import TinkerApp
 from fulmen_service_kit.http.server import HttpServer, bind
 from fulmen_service_kit.lifecycle import ServiceParts
 from fulmen_service_kit.rpc.server import build_server
@@ -52,10 +55,13 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     )
     limits = StreamLimits(heartbeat_s=settings.heartbeat_s, limit_s=settings.stream_limit_s)
     session_app = SessionApp(credentials, sessions, SignInCodes())
+    programs = Programs(BaseNames(settings.tinker_models))
+    algorithm = channels.get(Target.ALGORITHM)
     app = ConsoleApp(
         gateway=Gateway(channels, access=Access(credentials, sessions), limits=limits),
         sessions=session_app,
         services=ServicesApp(channels, session_app.identify),
+        tinker=None if algorithm is None else TinkerApp(programs, algorithm, credentials),
         page=PageApp(settings.path_prefix),
         path_prefix=settings.path_prefix,
     )
@@ -72,10 +78,11 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     async def drain() -> None:
         limits.stopping.set()
         await http.drain()
+        await programs.futures.close()
 
     return ServiceParts(
         server=server,
-        roles={"http-server": http, "published-keys": followed.follower},
+        roles={"http-server": http, "published-keys": followed.follower, "tinker-sessions": programs.sessions},
         drain=drain,
         ports={"http_port": http.port},
     )

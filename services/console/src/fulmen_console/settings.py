@@ -23,6 +23,11 @@ class ConsoleSettings(ServiceSettings):
     algorithm_target: str = Field(
         default="", description="Algorithm service, `host:port`. Empty: its rpcs are not offered."
     )
+    tinker_models: dict[str, str] = Field(
+        default_factory=dict,
+        description="JSON object of base models for programs of Tinker's API (docs/tinker.md): `hf:org/name`, `model:alias`, a version or"
+        " a folder of the algorithm service, by the name that programs use. Other names `org/name` are those of the hub.",
+    )
     http_port: int = Field(default=0, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
     path_prefix: str = Field(
         default="",

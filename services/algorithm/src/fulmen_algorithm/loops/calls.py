@@ -74,6 +74,8 @@ class Draw(Call, frozen=True, kw_only=True):
         count: Number of completions.
         max_tokens: Maximum length of each.
         seed: Seed of the first one; each has its own.
+        stop_ids: Tokens that end one, in place of the model's own; empty for those.
+        stop_texts: Texts that end one.
     """
 
     prompt_ids: list[int]
@@ -83,6 +85,8 @@ class Draw(Call, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     seed: int
+    stop_ids: list[int] = []
+    stop_texts: list[str] = []
 
 
 class Render(Call, frozen=True, kw_only=True):

@@ -26,15 +26,18 @@ def completions(policy: PolicyModel, prompt_ids: list[int], draw: Draw) -> list[
 
 
 def _batch(policy: PolicyModel, prompt_ids: list[int], draw: Draw, numbers: range) -> list[Drawn]:
-    device, ends = policy.device, _end_ids(policy)
+    device, ends = policy.device, frozenset(draw.stop_ids) or _end_ids(policy)
     tokens: list[list[SampledToken]] = [[] for _ in numbers]
     ended = [False] * len(numbers)
+    stopped = [False] * len(numbers)
 
     def on_tokens(sampled: list[SampledToken]) -> list[bool]:
         for token in sampled:
             if not ended[token.row]:
                 tokens[token.row].append(token)
-                ended[token.row] = token.token_id in ends or len(tokens[token.row]) == draw.max_tokens
+                found = token.token_id in ends or _has_text(policy, tokens[token.row], draw.stop_texts)
+                stopped[token.row] = found
+                ended[token.row] = found or len(tokens[token.row]) == draw.max_tokens
         return ended
 
     samplings = [
@@ -62,7 +65,17 @@ def _batch(policy: PolicyModel, prompt_ids: list[int], draw: Draw, numbers: rang
         logits_processor=LogitsProcessorList([sampler]),
         stopping_criteria=StoppingCriteriaList([TokenTap(sampler, on_tokens)]),
     )
-    return [_drawn(policy, each, ends) for each in tokens]
+    return [_drawn(policy, each, is_stopped) for each, is_stopped in zip(tokens, stopped, strict=True)]
+
+
+def _has_text(policy: PolicyModel, tokens: list[SampledToken], texts: list[str]) -> bool:
+    """Returns whether the last token completes one of the texts; called for each token."""
+    if not texts:
+        return False
+    # A token has a byte or more, and one before the text may share its first token.
+    longest = max(len(text.encode()) for text in texts) + 1
+    end = str(policy.tokenizer.decode([token.token_id for token in tokens[-longest:]]))
+    return any(text in end for text in texts)
 
 
 def _end_ids(policy: PolicyModel) -> frozenset[int]:
@@ -71,11 +84,11 @@ def _end_ids(policy: PolicyModel) -> frozenset[int]:
     return frozenset({*(eos if isinstance(eos, list) else [eos]), policy.tokenizer.eos_token_id} - {None})
 
 
-def _drawn(policy: PolicyModel, tokens: list[SampledToken], ends: frozenset[int]) -> Drawn:
+def _drawn(policy: PolicyModel, tokens: list[SampledToken], stopped: bool) -> Drawn:
     ids = [token.token_id for token in tokens]
     return Drawn(
         token_ids=ids,
         logprobs=[token.logprob for token in tokens],
         text=str(policy.tokenizer.decode(ids, skip_special_tokens=True)),
-        stopped=ids[-1] in ends,
+        stopped=stopped,
     )

@@ -20,6 +20,9 @@ MAX_REQUEST_ID: Final = 128
 MAX_REPORTED: Final = 50
 MAX_WEIGHT: Final = 1e6
 MAX_COMPLETIONS: Final = 256
+MAX_STOP_IDS: Final = 64
+MAX_STOP_TEXTS: Final = 16
+MAX_STOP_CHARACTERS: Final = 256
 MAX_MESSAGES_BYTES: Final = 4 * 2**20
 CROSS_ENTROPY: Final = "cross_entropy"
 WITHOUT_SAMPLER: Final = frozenset({CROSS_ENTROPY, "reinforce"})
@@ -62,6 +65,8 @@ class GivenDraw:
     max_tokens: int
     temperature: float
     top_p: float
+    stop_ids: Sequence[int] = ()
+    stop_texts: Sequence[str] = ()
 
 
 def invalid(violations: Sequence[Violation]) -> ArgumentInvalid:
@@ -158,6 +163,16 @@ def draw_problems(draw: GivenDraw, *, limits: RowLimits, longest: int, vocabular
         found += problem("temperature", "must be 0 to 100")
     if not 0 < draw.top_p <= 1:
         found += problem("top_p", "must be greater than 0, and at most 1")
+    return found + _stop_problems(draw, vocabulary)
+
+
+def _stop_problems(draw: GivenDraw, vocabulary: int) -> list[Violation]:
+    found = _id_problems(draw.stop_ids, "stop_token_ids", vocabulary)
+    if len(draw.stop_ids) > MAX_STOP_IDS:
+        found += problem("stop_token_ids", f"has more than {MAX_STOP_IDS} elements")
+    texts = draw.stop_texts
+    if len(texts) > MAX_STOP_TEXTS or not all(1 <= len(each) <= MAX_STOP_CHARACTERS for each in texts):
+        found += problem("stop_texts", f"must be at most {MAX_STOP_TEXTS}, of 1 to {MAX_STOP_CHARACTERS} characters")
     return found
 
 

@@ -38,6 +38,8 @@ def given_draw(request: pb.SampleRequest) -> GivenDraw:
         max_tokens=request.max_tokens,
         temperature=request.temperature if request.HasField("temperature") else 1.0,
         top_p=request.top_p if request.HasField("top_p") else 1.0,
+        stop_ids=list(request.stop_token_ids),
+        stop_texts=list(request.stop_texts),
     )
 
 

@@ -191,6 +191,8 @@ class TrainerServicer(TrainerServiceServicer):
                 temperature=draw.temperature,
                 top_p=draw.top_p,
                 seed=request.seed if request.HasField("seed") else secrets.randbits(_SEED_BITS),
+                stop_ids=list(draw.stop_ids),
+                stop_texts=list(draw.stop_texts),
             )
             with _refusals("messages_json"):
                 return sample_message(await process.ask(call, Sampled), step=trainer.progress.step)

@@ -14,6 +14,7 @@ from fulmen_console.gateway.forwarding import Gateway
 from fulmen_console.transport.page_app import PageApp
 from fulmen_console.transport.services_app import SERVICES_PATH, ServicesApp
 from fulmen_console.transport.session_app import CODES_PATH, SESSION_PATH, SessionApp, respond_with_error
+from fulmen_console.transport.tinker_app import TINKER_PATH, TinkerApp
 from fulmen_service_kit.http.wire import CallerGone, Header, Message, Receive, Scope, Send, respond
 
 __all__ = ["ConsoleApp"]
@@ -57,13 +58,21 @@ class ConsoleApp:
     """The ASGI application of the console."""
 
     def __init__(
-        self, *, gateway: Gateway, sessions: SessionApp, services: ServicesApp, page: PageApp, path_prefix: str
+        self,
+        *,
+        gateway: Gateway,
+        sessions: SessionApp,
+        services: ServicesApp,
+        tinker: TinkerApp | None,
+        page: PageApp,
+        path_prefix: str,
     ) -> None:
-        """Initializes the application; paths are below the prefix."""
+        """Initializes the application; paths are below the prefix. `tinker` is None without an algorithm service."""
         self.draining = False
         self._gateway = gateway
         self._sessions = sessions
         self._services = services
+        self._tinker = tinker
         self._page = page
         self._prefix = path_prefix
 
@@ -107,6 +116,8 @@ class ConsoleApp:
             await self._sessions(here, receive, send)
         elif path == SERVICES_PATH and scope["method"] == "GET":
             await self._services(here, receive, send)
+        elif self._tinker is not None and path.startswith(TINKER_PATH):
+            await self._tinker(here, _in_time(receive), send)
         elif path in self._gateway.paths:
             await self._gateway(here, _in_time(receive), send)
         elif path and self._page.has(here):

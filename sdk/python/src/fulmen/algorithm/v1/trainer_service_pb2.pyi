@@ -241,7 +241,7 @@ class OptimStepResponse(_message.Message):
     def __init__(self, step: _Optional[int] = ..., grad_norm: _Optional[float] = ..., skipped: bool = ..., weight_sum: _Optional[float] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("name", "after_sequence", "prompt_ids", "messages_json", "completion_count", "max_tokens", "temperature", "top_p", "seed")
+    __slots__ = ("name", "after_sequence", "prompt_ids", "messages_json", "completion_count", "max_tokens", "temperature", "top_p", "seed", "stop_token_ids", "stop_texts")
     NAME_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,8 @@ class SampleRequest(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TEXTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     after_sequence: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -260,7 +262,9 @@ class SampleRequest(_message.Message):
     temperature: float
     top_p: float
     seed: int
-    def __init__(self, name: _Optional[str] = ..., after_sequence: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., messages_json: _Optional[str] = ..., completion_count: _Optional[int] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    stop_texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., after_sequence: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., messages_json: _Optional[str] = ..., completion_count: _Optional[int] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SampledCompletion(_message.Message):
     __slots__ = ("token_ids", "logprobs", "text", "stopped")
