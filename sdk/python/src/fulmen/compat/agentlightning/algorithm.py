@@ -168,11 +168,12 @@ class VERL:
         held = self._held
         settings = {ours: read(held[theirs]) for theirs, (ours, read) in _SAME.items() if _is_set(held.get(theirs))}
         batch = settings.get("prompts_per_step", 1024)
-        if _is_set(steps := held.get("trainer.total_training_steps")):
+        steps, small = held.get("trainer.total_training_steps"), held.get(f"{_ACTOR}.ppo_mini_batch_size")
+        if steps is not None and steps != -1:
             settings["steps"] = int(steps)
         elif "trainer.total_epochs" in held:
             settings["steps"] = max(1, int(held["trainer.total_epochs"]) * math.ceil(task_count / batch))
-        if _is_set(small := held.get(f"{_ACTOR}.ppo_mini_batch_size")):
+        if small is not None and small != -1:
             settings["minibatches"] = max(1, batch // int(small))
         for theirs, ours in (("test_freq", "validate_every"), ("save_freq", "checkpoint_every")):
             if int(held.get(f"trainer.{theirs}") or 0) > 0:
