@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.cli.commands import run_program
 from tests.support.frameworks.traced import ENVIRONMENTS, OWN_PYTHON, ROOT, Stage
 from tests.support.runner.harness import bundle_of, rollouts_of, spec_of
 
-__all__ = ["FOLDER", "Scored", "native", "scored"]
+__all__ = ["FOLDER", "Scored", "native", "scored", "scored_by"]
 
 FOLDER = Path(__file__).parent
 LISTS = ROOT / "tools" / "frameworks"
@@ -76,9 +76,24 @@ async def scored(
         files: Files of this folder in the agent's bundle.
         slots: Attempts at once.
     """
-    bundle = await stage._publish("bundle", bundle_of({name: (FOLDER / name).read_text() for name in files}))
-    spec = spec_of(bundle=bundle, python=target, venv=ENVIRONMENTS / environment)
-    agent = await stage._publish("agent", spec)
+    bundle = bundle_of({name: (FOLDER / name).read_text() for name in files})
+
+    def spec(published: str) -> bytes:
+        return spec_of(bundle=published, python=target, venv=ENVIRONMENTS / environment)
+
+    return await scored_by(stage, bundle, spec, tasks, slots=slots)
+
+
+async def scored_by(
+    stage: Stage,
+    bundle: bytes,
+    spec: Callable[[str], bytes],
+    tasks: Sequence[Mapping[str, Any]],
+    *,
+    slots: int = SLOTS,
+) -> Scored:
+    """Runs an agent on tasks; `spec` makes its specification of the name of its bundle."""
+    agent = await stage._publish("agent", spec(await stage._publish("bundle", bundle)))
     made = rollouts_of(agent, [dict(task) for task in tasks], max_attempts=1)
     async with stage.runner(OWN_PYTHON, slots=slots):
         request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=made)
