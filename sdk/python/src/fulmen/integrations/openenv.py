@@ -25,6 +25,9 @@ __all__ = ["convert", "play"]
 
 TARGET = "fulmen.integrations.openenv:play"
 CONNECT_S = 10.0
+SEEDS = tuple({"seed": number} for number in range(50))
+"""Arguments of fifty resets."""
+
 _SCORES = ("last", "sum")
 
 
@@ -32,7 +35,7 @@ def convert(
     url: str,
     *,
     model: str,
-    resets: Sequence[Mapping[str, Any]] = tuple({"seed": seed} for seed in range(50)),
+    resets: Sequence[Mapping[str, Any]] = SEEDS,
     action: str = "",
     observation: str = "",
     instructions: str = "",
