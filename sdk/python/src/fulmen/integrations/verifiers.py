@@ -88,10 +88,9 @@ def _name(config: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=4)
 def _environment(config: str) -> Any:
     """Returns the environment of a configuration, a JSON text; loaded once in a process."""
-    import verifiers.v1 as vf
-    from verifiers.v1.utils import loaders
-    from verifiers.v1.utils.generic import concrete_type
 
+    vf, loaders = imported("verifiers.v1", "verifiers"), imported("verifiers.v1.utils.loaders", "verifiers")
+    concrete_type = imported("verifiers.v1.utils.generic", "verifiers").concrete_type
     given = json.loads(config)
     kind = loaders.environment_class(_name(given), given.get("id", ""))
     settings = concrete_type(kind, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig

@@ -42,23 +42,7 @@ from fulmen.compat.agentlightning.litagent import (
     prompt_rollout,
     rollout,
 )
-from fulmen.compat.agentlightning.replaced import (
-    AgentOpsTracer,
-    ClientServerExecutionStrategy,
-    DummyTracer,
-    InMemoryLightningStore,
-    LightningStore,
-    LightningStoreClient,
-    LitAgentRunner,
-    LLMProxy,
-    OtelTracer,
-    SharedMemoryExecutionStrategy,
-    Tracer,
-    configure_logger,
-    setup_logging,
-)
-from fulmen.compat.agentlightning.trainer import Trainer
-from fulmen.compat.agentlightning.types import (
+from fulmen.compat.agentlightning.records import (
     LLM,
     Attempt,
     AttemptedRollout,
@@ -77,6 +61,22 @@ from fulmen.compat.agentlightning.types import (
     TraceStatus,
     Triplet,
 )
+from fulmen.compat.agentlightning.replaced import (
+    AgentOpsTracer,
+    ClientServerExecutionStrategy,
+    DummyTracer,
+    InMemoryLightningStore,
+    LightningStore,
+    LightningStoreClient,
+    LitAgentRunner,
+    LLMProxy,
+    OtelTracer,
+    SharedMemoryExecutionStrategy,
+    Tracer,
+    configure_logger,
+    setup_logging,
+)
+from fulmen.compat.agentlightning.trainer import Trainer
 
 __all__ = [
     "APO",

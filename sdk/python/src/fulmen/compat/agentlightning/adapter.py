@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulmen.compat.agentlightning.attributes import AGL_OPERATION, AGL_REWARD, OPERATION_NAME, nested, reward_in
 from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, read_spans, span_tree
-from fulmen.compat.agentlightning.types import Triplet
+from fulmen.compat.agentlightning.records import Triplet
 
 if TYPE_CHECKING:
     from fulmen.client.trainers import Row

@@ -31,7 +31,7 @@ _MODULES = {
     "store": "replaced",
     "tracer": "replaced",
     "trainer": "trainer",
-    "types": "types",
+    "types": "records",
     "utils": "emitter",
 }
 """Our module for each of theirs."""

@@ -35,7 +35,7 @@ from fulmen.compat.agentlightning.attributes import (
     reward_in,
     rewards_in,
 )
-from fulmen.compat.agentlightning.types import SpanCoreFields, TraceStatus
+from fulmen.compat.agentlightning.records import SpanCoreFields, TraceStatus
 
 __all__ = [
     "emit_annotation",

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fulmen.agent import Context, NotInAttempt, current
 from fulmen.compat.agentlightning.emitter import emit_reward, find_final_reward
-from fulmen.compat.agentlightning.types import (
+from fulmen.compat.agentlightning.records import (
     LLM,
     Attempt,
     AttemptedRollout,

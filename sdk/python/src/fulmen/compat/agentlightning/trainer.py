@@ -26,7 +26,7 @@ from fulmen.compat.agentlightning.litagent import (
     WRAPPED_TASK,
     LitAgent,
 )
-from fulmen.compat.agentlightning.types import LLM, NamedResources, PromptTemplate
+from fulmen.compat.agentlightning.records import LLM, NamedResources, PromptTemplate
 
 if TYPE_CHECKING:
     from fulmen.client.rollouts import Rollout
