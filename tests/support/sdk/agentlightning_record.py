@@ -60,7 +60,7 @@ def attributes_of(draw: random.Random, name: str, number: int) -> dict[str, Any]
 
 def rollout_of(draw: random.Random) -> list[dict[str, Any]]:
     """Draws the spans of a rollout: parents that are known, missing or absent, and times that may overlap."""
-    names = ("openai.chat.completion",) * 4 + ("agentlightning.annotation",) * 3
+    names: tuple[str, ...] = ("openai.chat.completion",) * 4 + ("agentlightning.annotation",) * 3
     names += ("agentlightning.operation", "task", "agent", "agent", "other")
     spans: list[dict[str, Any]] = []
     for number in range(draw.randrange(2, 13)):
@@ -109,7 +109,8 @@ def main() -> None:
     """Prints one JSON object."""
     import agentlightning as agl
 
-    draw, cases = random.Random(3), []
+    draw = random.Random(3)
+    cases: list[dict[str, Any]] = []
     while len(cases) < COUNT:
         spans = rollout_of(draw)
         settings = {

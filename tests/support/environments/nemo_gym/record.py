@@ -66,7 +66,7 @@ class Counter(SimpleResourcesServer):
         app.post("/add")(self.add)
         return app
 
-    async def seed_session(self, request: Request, body: Seed) -> BaseSeedSessionResponse:  # type: ignore[override]
+    async def seed_session(self, request: Request, body: Seed) -> BaseSeedSessionResponse:
         """Begins a session."""
         self.counters[request.session[SESSION_ID_KEY]] = begin(body.model_dump())
         return BaseSeedSessionResponse()
@@ -76,7 +76,7 @@ class Counter(SimpleResourcesServer):
         self.counters[request.session[SESSION_ID_KEY]] += body.number
         return {"counter": self.counters[request.session[SESSION_ID_KEY]]}
 
-    async def verify(self, request: Request, body: Verify) -> BaseVerifyResponse:  # type: ignore[override]
+    async def verify(self, request: Request, body: Verify) -> BaseVerifyResponse:
         """Scores the episode."""
         outputs = [each.model_dump() for each in body.response.output]
         value = reward(body.wanted, self.counters[request.session[SESSION_ID_KEY]], outputs)
