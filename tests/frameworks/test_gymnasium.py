@@ -13,7 +13,7 @@ from tests.support.environments.episodes import native, scored
 from tests.support.environments.scripted import choice
 from tests.support.frameworks.traced import Stage, a_stage
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1300)]
 
 TEXT_ACTIONS = 20
 

@@ -20,7 +20,7 @@ from tests.support.environments.harbor.tasks import AGENT, said, write_tasks
 from tests.support.frameworks.traced import Stage, a_stage
 from tests.support.runner.harness import bundle_of, spec_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1300)]
 
 SCORES = json.loads(Path(__file__).with_name("data").joinpath("harbor_scores.json").read_text(encoding="utf-8"))
 COMMAND = ("python", "/agent/ask.py")

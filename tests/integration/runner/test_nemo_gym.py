@@ -24,7 +24,7 @@ from tests.support.environments.nemo_gym.rules import begin, reward, rows, said
 from tests.support.frameworks.traced import Stage, a_stage
 from tests.support.runner.harness import bundle_of, spec_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1300)]
 
 SCORES = json.loads(Path(__file__).with_name("data").joinpath("nemo_gym_scores.json").read_text(encoding="utf-8"))
 

@@ -19,7 +19,8 @@ __all__ = ["FOLDER", "Scored", "native", "scored", "scored_by"]
 
 FOLDER = Path(__file__).parent
 LISTS = ROOT / "tools" / "frameworks"
-LIMIT_S = 100.0
+LIMIT_S = 600.0
+ATTEMPT_S = 300.0
 SLOTS = 8
 
 
@@ -94,9 +95,9 @@ async def scored_by(
 ) -> Scored:
     """Runs an agent on tasks; `spec` makes its specification of the name of its bundle."""
     agent = await stage._publish("agent", spec(await stage._publish("bundle", bundle)))
-    made = rollouts_of(agent, [dict(task) for task in tasks], max_attempts=1)
+    made = rollouts_of(agent, [dict(task) for task in tasks], max_attempts=1, timeout_s=ATTEMPT_S)
     async with stage.runner(OWN_PYTHON, slots=slots):
         request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=made)
         names = [rollout.name for rollout in (await stage.stubs.rollouts.BatchCreateRollouts(request)).rollouts]
-        ended = await stage._ended(set(names))
+        ended = await stage._ended(set(names), LIMIT_S)
     return Scored(rollouts=[ended[name] for name in names])

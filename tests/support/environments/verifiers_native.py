@@ -22,6 +22,7 @@ from fulmen.integrations.verifiers import convert
 sys.path.insert(0, sys.argv[1])
 from scripted import MODEL  # the folder is an argument
 
+AT_ONCE = 8
 CONFIG: dict[str, Any] = {"taskset": {"id": "sums-taskset"}, "agent": {"runtime": {"type": "subprocess"}}}
 MALFORMED: list[dict[str, Any]] = [
     {"config": "no-such-taskset"},
@@ -35,15 +36,18 @@ async def scores(url: str) -> list[dict[str, float]]:
     os.environ["SCRIPTED_KEY"] = "none"
     env = load_environment(SingleAgentEnvConfig.model_validate(CONFIG))
     client = vf.EvalClientConfig(base_url=url, api_key_var="SCRIPTED_KEY")
-    found = []
-    async with env.serving():
-        for task in env.taskset:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def score(task: Any) -> dict[str, float]:
+        async with limit:
             episode = await env.run_episode(task, vf.ModelContext(model=MODEL, client=client))
-            assert episode.ok, episode.errors
-            [trace] = episode.traces
-            named = {name: each.value for name, each in trace.rewards.items() if each is not None}
-            found.append({"reward": trace.reward, **named, **trace.metrics})
-    return found
+        assert episode.ok, episode.errors
+        [trace] = episode.traces
+        named = {name: each.value for name, each in trace.rewards.items() if each is not None}
+        return {"reward": trace.reward, **named, **trace.metrics}
+
+    async with env.serving():
+        return list(await asyncio.gather(*(score(task) for task in env.taskset)))
 
 
 def refused() -> list[str]:

@@ -170,9 +170,9 @@ class Stage:
         request = resource_service_pb2.PublishResourcesRequest(resources=[version])
         return (await self.stubs.resources.PublishResources(request)).resources[0].name
 
-    async def _ended(self, missing: set[str]) -> dict[str, rollout_pb2.Rollout]:
+    async def _ended(self, missing: set[str], limit_s: float = LIMIT_S) -> dict[str, rollout_pb2.Rollout]:
         found: dict[str, rollout_pb2.Rollout] = {}
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             stream = self.stubs.rollouts.WatchRollouts(rollout_service_pb2.WatchRolloutsRequest())
             async for message in stream:
                 for rollout in (one for group in message.groups for one in group.rollouts):

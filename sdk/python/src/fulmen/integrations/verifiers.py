@@ -88,7 +88,6 @@ def _name(config: Mapping[str, Any]) -> str:
 @lru_cache(maxsize=4)
 def _environment(config: str) -> Any:
     """Returns the environment of a configuration, a JSON text; loaded once in a process."""
-
     vf, loaders = imported("verifiers.v1", "verifiers"), imported("verifiers.v1.utils.loaders", "verifiers")
     concrete_type = imported("verifiers.v1.utils.generic", "verifiers").concrete_type
     given = json.loads(config)
