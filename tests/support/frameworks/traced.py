@@ -23,7 +23,7 @@ from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.security.tokens import Role
 from tests.support.frameworks.model import multiply
 from tests.support.frameworks.world import ENVIRONMENTS, QUIET, ROOT, Outside
-from tests.support.llm_proxy.backend import Backend
+from tests.support.llm_proxy.backend import Backend, Script
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
 from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of, spec_of
@@ -170,9 +170,9 @@ class Stage:
         request = resource_service_pb2.PublishResourcesRequest(resources=[version])
         return (await self.stubs.resources.PublishResources(request)).resources[0].name
 
-    async def _ended(self, missing: set[str]) -> dict[str, rollout_pb2.Rollout]:
+    async def _ended(self, missing: set[str], limit_s: float = LIMIT_S) -> dict[str, rollout_pb2.Rollout]:
         found: dict[str, rollout_pb2.Rollout] = {}
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             stream = self.stubs.rollouts.WatchRollouts(rollout_service_pb2.WatchRolloutsRequest())
             async for message in stream:
                 for rollout in (one for group in message.groups for one in group.rollouts):
@@ -214,13 +214,13 @@ def asked(node: Node) -> Any:
 
 
 @asynccontextmanager
-async def a_stage() -> AsyncIterator[Stage]:
-    """Runs a store over PostgreSQL, a backend, and a proxy with a trainable route to it."""
+async def a_stage(script: Script = multiply) -> AsyncIterator[Stage]:
+    """Runs a store over PostgreSQL, a backend whose model follows a script, and a proxy with a trainable route to it."""
     server = shared_server()
     dsn = server.fresh_database()
     async with (
         running_store(dsn) as store,
-        Backend(script=multiply) as backend,
+        Backend(script=script) as backend,
         running_proxy(store.target, signing_key=SIGNING_KEY) as proxy,
         Outside() as outside,
     ):

@@ -129,7 +129,8 @@ def _require_modules(packed: bytes, functions: Mapping[str, Callable[..., Any]],
 
 def _is_installed(module: ModuleType) -> bool:
     """Returns whether a module belongs to Python or an installed package, so that the runner can have it."""
-    if module.__name__.partition(".")[0] in sys.stdlib_module_names:
+    # Every runner gives agents its own SDK, also one that is not installed but on the path.
+    if module.__name__.partition(".")[0] in {*sys.stdlib_module_names, "fulmen"}:
         return True
     file = getattr(module, "__file__", None)
     if file is None:

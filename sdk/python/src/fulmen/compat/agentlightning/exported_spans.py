@@ -1,0 +1,173 @@
+"""Spans that Agent Lightning's store exported, as a tree.
+
+Source: `agentlightning/types/tracer.py` (the records) and `agentlightning/adapter/triplet.py` (`TraceTree`) of version 0.3.0. The
+tree is theirs, repaired as theirs, so that the same calls and rewards are found in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ExportedSpan", "SpanNode", "SpansInvalid", "read_spans", "span_tree"]
+
+
+class SpansInvalid(ValueError):
+    """The spans are not an export of Agent Lightning's, or form no tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedSpan:
+    """One span.
+
+    Attributes:
+        span_id: Its id, hexadecimal.
+        parent_id: Id of its parent, or None.
+        name: Its name.
+        start_s: Start, seconds since the epoch.
+        end_s: End, seconds since the epoch.
+        attributes: Its attributes.
+        sequence_id: Its place in the rollout, as the store counted it.
+        rollout_id: Their id of the rollout.
+        attempt_id: Their id of the attempt.
+    """
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    start_s: float
+    end_s: float
+    attributes: Mapping[str, Any] = field(repr=False)
+    sequence_id: int = 0
+    rollout_id: str = ""
+    attempt_id: str = ""
+
+
+def read_spans(source: str | Path | Iterable[Any]) -> list[ExportedSpan]:
+    """Returns spans of a file with one JSON object a line, or of records (theirs, or as dictionaries).
+
+    Raises:
+        SpansInvalid: If a record lacks a field of theirs; names all of them.
+        OSError: If the file cannot be read.
+    """
+    records: Iterable[Any] = source if not isinstance(source, str | Path) else _lines(Path(source))
+    spans, problems = [], []
+    for number, record in enumerate(records, start=1):
+        if isinstance(record, ExportedSpan):
+            spans.append(record)
+            continue
+        try:
+            spans.append(_span(record if isinstance(record, Mapping) else record.model_dump()))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problems.append(f"span {number}: {type(error).__name__}: {error}")
+    if problems:
+        raise SpansInvalid("These are no spans of Agent Lightning:\n" + "\n".join(problems))
+    return spans
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            yield json.loads(line)
+
+
+def _span(record: Mapping[str, Any]) -> ExportedSpan:
+    return ExportedSpan(
+        span_id=str(record["span_id"]),
+        parent_id=record["parent_id"],
+        name=str(record["name"]),
+        start_s=float(record["start_time"]),
+        end_s=float(record["end_time"]),
+        attributes=dict(record["attributes"]),
+        sequence_id=int(record.get("sequence_id", 0)),
+        rollout_id=str(record.get("rollout_id", "")),
+        attempt_id=str(record.get("attempt_id", "")),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class SpanNode:
+    """A span, or the place of one that was not exported, with what is below it."""
+
+    span_id: str
+    name: str
+    start_s: float
+    end_s: float
+    attributes: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    children: list[SpanNode] = field(default_factory=list)
+
+    def walk(self) -> Iterator[SpanNode]:
+        """Yields it and all below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    def repair(self) -> None:
+        """Moves spans at the top below the closest span that encloses them in time.
+
+        Instrumentation of different frameworks does not always know its parent. Chains of single spans at the top are skipped.
+        """
+        top = self
+        while len(top.children) == 1:
+            top = top.children[0]
+        for child in list(top.children):
+            if len(top.children) == 1:
+                return
+            parent = _closest(top, child)
+            if parent is not None:
+                top.children.remove(child)
+                parent.children.append(child)
+
+
+def _closest(top: SpanNode, child: SpanNode) -> SpanNode | None:
+    found, least = None, float("inf")
+    for node in top.walk():
+        if node is top or node.span_id == child.span_id:
+            continue
+        if node.start_s <= child.start_s and node.end_s >= child.end_s:
+            longer = node.end_s - child.end_s + child.start_s - node.start_s
+            if 0 < longer < least:
+                found, least = node, longer
+    return found
+
+
+def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
+    """Returns the tree of the spans of one attempt; several roots get one above them.
+
+    Raises:
+        SpansInvalid: If there are no spans, or each one has a parent among them.
+    """
+    by_id = {span.span_id: span for span in spans}
+    below: dict[str, list[str]] = {}
+    roots = [span.span_id for span in spans if span.parent_id is None]
+    for span in spans:
+        if span.parent_id is not None:
+            below.setdefault(span.parent_id, []).append(span.span_id)
+    roots += [parent for parent in below if parent not in by_id]
+    if not roots:
+        raise SpansInvalid("There are no spans." if not spans else "Every span has a parent among the others.")
+
+    def node_of(span_id: str) -> SpanNode:
+        children = [node_of(each) for each in below.get(span_id, ())]
+        span = by_id.get(span_id)
+        if span is None:
+            start, end = min(each.start_s for each in children), max(each.end_s for each in children)
+            return SpanNode(span_id=span_id, name="", start_s=start, end_s=end, children=children)
+        return SpanNode(
+            span_id=span_id,
+            name=span.name,
+            start_s=span.start_s,
+            end_s=span.end_s,
+            attributes=span.attributes,
+            children=children,
+        )
+
+    nodes = [node_of(root) for root in roots]
+    if len(nodes) == 1:
+        return nodes[0]
+    return SpanNode(
+        span_id="virtual-root", name="virtual-root", start_s=nodes[0].start_s, end_s=nodes[-1].end_s, children=nodes
+    )

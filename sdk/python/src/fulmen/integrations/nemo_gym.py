@@ -1,0 +1,195 @@
+"""NeMo Gym's resources servers as agents with tasks: an episode for each line of their data set.
+
+An attempt does what NeMo Gym's simple agent does: it seeds a session, asks the model by the Responses API, calls the tools that the model calls
+at the server, and lets the server verify the whole. The reward is that of the server. NeMo Gym itself is not needed where agents run.
+
+Source: `responses_api_agents/simple_agent/app.py` and `nemo_gym/base_resources_server.py` of nemo-gym 0.4.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from http.cookiejar import CookieJar
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulmen.agent import Context
+from fulmen.integrations.environments import TASK, Environment, EnvironmentInvalid, agent_config, wrapped
+
+if TYPE_CHECKING:
+    from fulmen.train_toml.agent import AgentConfig
+
+__all__ = ["ServerFailed", "convert", "play"]
+
+TARGET = "fulmen.integrations.nemo_gym:play"
+CONNECT_S = 10.0
+PARAMETERS = "responses_create_params"
+
+
+class ServerFailed(RuntimeError):
+    """The resources server or the proxy refused a request; with its message."""
+
+
+def convert(
+    url: str,
+    rows: str | PathLike[str] | Iterable[Mapping[str, Any]],
+    *,
+    model: str,
+    count: int | None = None,
+    max_steps: int = 16,
+    agent: AgentConfig | None = None,
+) -> Environment:
+    """Returns a resources server as an agent with a task for each row of a data set.
+
+    Args:
+        url: Address of the resources server, as agents reach it: `http://host:port`.
+        rows: The data set: a file of JSON lines, or rows with `responses_create_params` and what `verify` reads.
+        model: Name of the model that acts.
+        count: Number of rows that are taken, from the first on; None for all.
+        max_steps: Model calls after which an episode is verified as it is.
+        agent: Further settings of the agent.
+
+    Raises:
+        EnvironmentInvalid: With every problem: a server that does not answer, a row without an input, a tool that it does not have.
+        OSError: If the file cannot be read.
+    """
+    taken = _rows(rows)[:count]
+    problems = [] if model else ["model: it has no name"]
+    problems += [] if taken else ["rows: there are none"]
+    try:
+        paths = _paths(url)
+        problems += [f"the server has no {path}" for path in ("/seed_session", "/verify") if path not in paths]
+    except (OSError, ValueError) as error:
+        paths = None
+        problems.append(f"the server does not answer at {url}/openapi.json: {type(error).__name__}: {error}")
+    for number, row in enumerate(taken, start=1):
+        problems += [f"row {number}: {problem}" for problem in _row_problems(row, paths)]
+    if problems:
+        raise EnvironmentInvalid(f"The NeMo Gym server {url}", problems)
+    description = {"url": url.rstrip("/"), "model": model, "max_steps": max_steps}
+    tasks = tuple(wrapped({**description, "row": dict(row)}, number=number) for number, row in enumerate(taken))
+    return Environment(agent=agent_config(TARGET, agent), tasks=tasks, model=model)
+
+
+def _rows(rows: str | PathLike[str] | Iterable[Mapping[str, Any]]) -> list[Any]:
+    if not isinstance(rows, str | PathLike):
+        return list(rows)
+    lines = Path(rows).read_text(encoding="utf-8").splitlines()
+    found = []
+    for line in filter(str.strip, lines):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            found.append(line)
+    return found
+
+
+def _paths(url: str) -> frozenset[str]:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("the address must begin with http:// or https://")
+    with urllib.request.urlopen(f"{url.rstrip('/')}/openapi.json", timeout=CONNECT_S) as answer:  # noqa: S310  # checked above
+        return frozenset(json.load(answer)["paths"])
+
+
+def _row_problems(row: Any, paths: frozenset[str] | None) -> Iterable[str]:
+    parameters = row.get(PARAMETERS) if isinstance(row, Mapping) else None
+    if not isinstance(parameters, Mapping) or not parameters.get("input"):
+        yield f"it has no {PARAMETERS} with an input"
+        return
+    try:
+        json.dumps(row)
+    except (TypeError, ValueError) as error:
+        yield str(error)
+    for tool in parameters.get("tools") or ():
+        name = tool.get("name") if isinstance(tool, Mapping) else None
+        if paths is not None and f"/{name}" not in paths and "/{path}" not in paths:
+            yield f"the server has no tool {name!r}"
+
+
+def play(task: Mapping[str, Any], context: Context) -> float:
+    """Runs an episode; returns the reward of the server. The agent that runners call.
+
+    Raises:
+        ServerFailed: If the server or the proxy refuses a request.
+    """
+    told = task[TASK]
+    row, url = told["row"], told["url"]
+    session = _Session(context)
+    session.asked(f"{url}/seed_session", row)
+    parameters = {**row[PARAMETERS], "model": told["model"]}
+    given = parameters["input"]
+    begin = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    outputs: list[dict[str, Any]] = []
+    for _ in range(told["max_steps"]):
+        answer = session.model({**parameters, "input": [*begin, *outputs]})
+        outputs += answer["output"]
+        calls = [each for each in answer["output"] if each["type"] == "function_call"]
+        said = any(each["type"] == "message" for each in answer["output"])
+        if answer.get("incomplete_details") or (said and not calls):
+            break
+        outputs += [session.tool(url, call) for call in calls]
+    verified = session.asked(f"{url}/verify", {**row, "response": {**answer, "output": outputs}})
+    return float(verified["reward"])
+
+
+class _Session:
+    """Requests of an episode. The server knows it by its cookies, which the proxy does not get."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+
+    def asked(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Posts to the server; returns its answer."""
+        status, text = self._post(url, body)
+        return _read(url, status, text)
+
+    def tool(self, url: str, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls a tool; its answer goes to the model, whatever its status."""
+        try:
+            arguments = json.loads(call["arguments"])
+            if not isinstance(arguments, dict):
+                raise TypeError("the arguments are no object")
+            _, text = self._post(f"{url}/{call['name']}", arguments)
+        except (TypeError, ValueError) as error:
+            text = json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
+        return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
+
+    def model(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks the model."""
+        url = f"{self._context.openai_base_url}/responses"
+        headers = {"Authorization": f"Bearer {self._context.api_key}"}
+        return _read(url, *_sent(urllib.request.build_opener(), url, body, headers, self._context.remaining_s))
+
+    def _post(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        return _sent(self._opener, url, body, {}, self._context.remaining_s)
+
+
+def _sent(
+    opener: urllib.request.OpenerDirector, url: str, body: Mapping[str, Any], headers: Mapping[str, str], limit_s: float
+) -> tuple[int, str]:
+    """Posts JSON; returns the status and the text of the answer.
+
+    Raises:
+        ServerFailed: If there is no answer.
+    """
+    every = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=every)  # noqa: S310  # checked by convert
+    try:
+        with opener.open(request, timeout=max(1.0, limit_s)) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(errors="replace")
+    except OSError as error:
+        raise ServerFailed(f"{url}: {type(error).__name__}: {error}") from None
+
+
+def _read(url: str, status: int, text: str) -> dict[str, Any]:
+    if status >= 400:
+        raise ServerFailed(f"{url} answered with status {status}: {text[:2000]}")
+    found: dict[str, Any] = json.loads(text)
+    return found

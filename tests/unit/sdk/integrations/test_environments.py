@@ -1,0 +1,69 @@
+"""What an integration makes is accepted by `client.train` and has in its bundle what attempts need."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from fulmen.agent import Context
+from fulmen.integrations.chat import ModelCallFailed, complete
+from fulmen.integrations.environments import Environment, EnvironmentInvalid, agent_config, imported, wrapped
+from fulmen.integrations.harbor import convert
+from fulmen.rpc.services import Services
+from fulmen.train_toml.agent import AgentConfig
+from fulmen.training.given import given_training
+from fulmen.training.training import Training
+from tests.support.environments.harbor.tasks import write_tasks
+
+
+async def training_of(made: Environment) -> Training:
+    """Returns the training of an environment, as `client.train(**made.training(), algorithm="grpo", base="hf:a/b")` makes it."""
+    arguments = made.training()
+    given: dict[str, Any] = {"reward": None, "validation": None, "base": "hf:acme/tiny", "algorithm": "grpo"}
+    given |= {name: arguments.pop(name) for name in ("agent", "tasks")}
+    return await given_training(cast(Services, None), "projects/default", given, cast(Any, arguments))
+
+
+async def test_an_agent_that_is_a_name_of_a_module_needs_no_files() -> None:
+    agent = agent_config("fulmen.integrations.gymnasium:play", AgentConfig(isolation="process"))
+    made = Environment(agent=agent, tasks=(wrapped({"id": "Lake-v1", "seed": 3}, number=0),), model="lake")
+
+    training = await training_of(made)
+
+    assert training.config.policy.name == "lake"
+    assert training.config.agent == agent
+    assert agent.isolation == "process"
+    assert training.bundle.files == ()
+
+
+async def test_harbors_bundle_has_the_tasks_the_program_and_the_agent_but_no_solution(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/ask.py").write_text("print(1)\n")
+
+    made = convert(
+        tmp_path / "tasks/triple-4", command=["python", "/agent/ask.py"], model="m", agent_folder=tmp_path / "mine"
+    )
+    training = await training_of(made)
+
+    with tarfile.open(fileobj=io.BytesIO(training.bundle.content)) as bundle:
+        names = {name for name in bundle.getnames() if "." in Path(name).name}
+    of_task = {"files/.keep", "files/data/numbers.txt", "instruction.md", "settings.json", "tests/test.sh"}
+    assert names == {"harbor_attempt.py", "agent/ask.py", *(f"tasks/triple-4/{name}" for name in of_task)}
+
+
+def test_a_library_that_is_missing_says_what_to_install() -> None:
+    with pytest.raises(EnvironmentInvalid, match=r"pip install no-such-package, here and in the agent's environment"):
+        imported("no_such_package", "no-such-package")
+
+
+def test_a_model_that_cannot_be_reached_is_an_error_of_the_attempt() -> None:
+    environment = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "key"}
+    context = Context(rollout="r", attempt="a", attempt_number=1, mode="train", deadline=0.0, environment=environment)
+
+    with pytest.raises(ModelCallFailed, match="URLError"):
+        complete(context, "m", [{"role": "user", "content": "hi"}])
