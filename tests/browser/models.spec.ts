@@ -60,10 +60,16 @@ test("an administrator sees routes, parts, backends and versions", async ({ open
   await picture(page, "models");
 });
 
-test("a reader sees versions, is told why not routes, and calls nothing", async ({ open }) => {
+test("a reader sees versions, routes and backends without their addresses, and changes and calls nothing", async ({ open }) => {
   const page = await open("projects/default/models", "reader");
+  const routes = page.getByRole("table", { name: "Routes and their parts" });
+  await expect(routes.getByRole("row", { name: /sums 90.0 % steady sums v1 .*serves/ })).toBeVisible();
+  const backend = page.getByRole("table", { name: "Backends and their health" }).getByRole("row", { name: /steady/ });
+  await expect(backend).toBeVisible();
+  await expect(page.locator("[title*='http']")).toHaveCount(0);
+  for (const button of [backend.getByRole("button", { name: "Drain steady" }), routes.getByRole("button", { name: "Split sums" })])
+    await expect(button).toHaveAttribute("title", /role admin or service/);
   await expect(page.getByRole("table", { name: "Versions" }).getByText("latest")).toBeVisible();
-  await expect(page.getByText(/role reader may not use .*WatchRoutes/)).toBeVisible();
   await expect(page.getByRole("button", { name: /Call the model ?, not available/ })).toBeVisible();
   await expectAccessible(page);
 });
