@@ -28,6 +28,34 @@ test("a connection that is cut heals, and what happened meanwhile is shown", asy
   await expect(page.getByText(text).first()).toBeVisible({ timeout: 60_000 });
 });
 
+for (const [hours, text] of [
+  [1, "an hour fast"],
+  [-1, "an hour slow"],
+] as const)
+  test(`a browser's clock that is ${text} changes no relative time`, async ({ open, page: opened }) => {
+    await opened.addInitScript((aheadMs) => {
+      const Real = Date;
+      globalThis.Date = class extends Real {
+        constructor(...given: unknown[]) {
+          super(...((given.length ? given : [Real.now() + aheadMs]) as [number]));
+        }
+        static override now = () => Real.now() + aheadMs;
+      } as DateConstructor;
+    }, hours * 3_600_000);
+    const text = `just made ${Math.random()}`;
+    await created(text);
+    const page = await open(LIST);
+    const off = await page.evaluate(() => Date.now());
+    expect(Math.abs(off - Date.now() - hours * 3_600_000)).toBeLessThan(60_000);
+    const row = page.getByRole("row").filter({ hasText: text });
+    await expect(row.locator("time").first()).toHaveText(/^(just now|\d+ s ago|[1-9] min ago)$/);
+    await expect(page.locator("time").filter({ hasText: /^in / })).toHaveCount(0);
+    // What is made while someone looks is no older, either.
+    const later = `made later ${Math.random()}`;
+    await created(later);
+    await expect(page.getByRole("row").filter({ hasText: later }).locator("time").first()).toHaveText(/^(just now|\d+ s ago|[1-9] min ago)$/);
+  });
+
 test("a store that is killed is named, and the pages heal when it is back", async ({ open }) => {
   const page = await open("projects/default");
   const services = page.getByRole("region", { name: "Services" });

@@ -46,7 +46,11 @@ async function removeAll(): Promise<void> {
       { timeout: 50_000 },
     )
     .toBe(0);
-  await call(`${SERVICE}/DeleteRollouts`, { project: PROJECT, filter: "*" });
+  let pageToken = "";
+  do {
+    const answer = await call(`${SERVICE}/DeleteRollouts`, { project: PROJECT, filter: "*", pageToken });
+    pageToken = answer.nextPageToken ?? "";
+  } while (pageToken);
 }
 
 test.beforeAll(async () => {
@@ -190,6 +194,29 @@ test("a reader sees why it may not act, and exports", async ({ open }) => {
     .split("\n");
   expect(lines.map((line) => JSON.parse(line).state)).toEqual(Array(3).fill("ROLLOUT_STATE_FAILED"));
   await expect(page.getByText("Exported 3 rollouts.")).toBeVisible();
+});
+
+test("a file has tasks and answers if they are chosen, and a command rescores all that match", async ({ open }) => {
+  const filter = 'task_type = "refund"';
+  const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent(filter)}`, "reader");
+  await page.getByRole("button", { name: "Export…" }).click();
+  await page.getByLabel("With tasks and answers").check();
+  await expect(page.getByRole("dialog")).toContainText("the newest 5,000 at most");
+  await expectAccessible(page);
+  const saved = page.waitForEvent("download");
+  await page.getByRole("button", { name: "Export 8" }).click();
+  const lines = readFileSync(await (await saved).path(), "utf8").trim().split("\n").map((line) => JSON.parse(line));
+  expect(lines).toHaveLength(8);
+  for (const { task, answer, inputStart } of lines) {
+    expect(JSON.parse(task).question).toBe(WORDS);
+    expect(answer).toContain(JSON.parse(task).answer);
+    expect(inputStart).toBeUndefined();
+  }
+  await page.getByRole("button", { name: "Rescore…" }).click();
+  await expect(page.getByRole("dialog").locator("code").last()).toHaveText(
+    `fulmen rollout rescore --grader grader.py:grade --name scores.mine --filter '${filter}'`,
+  );
+  await expectAccessible(page);
 });
 
 test("all that match are cancelled, retried and deleted, and the page says how many before", async ({ open }) => {

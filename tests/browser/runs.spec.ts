@@ -3,7 +3,7 @@
 import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
-import { expect, expectAccessible, picture, test } from "./console";
+import { call, expect, expectAccessible, picture, stack, test } from "./console";
 import { LIMIT_MS, runs, train } from "./training";
 
 const STAGES = `
@@ -112,6 +112,27 @@ test("someone names a run, and rolls it back: it goes on before their eyes", asy
   await expect(page.getByText("Rolled back to checkpoint").first()).toBeVisible({ timeout: 30_000 });
   await expect(page.getByText("8 of 8")).toBeVisible({ timeout: 60_000 });
   await expect(page.locator("dl").getByText("succeeded")).toBeVisible({ timeout: 30_000 });
+});
+
+test("an administrator promotes the version of a checkpoint, and its routes serve it", async ({ open }) => {
+  const { name } = await trained();
+  const ROUTES = "fulmen.llm_proxy.v1.RouteService";
+  const served = async () =>
+    (await call(`${ROUTES}/GetRoute`, { name: "routes/arithmetic" })).route.targets.map((each: any) => Number(each.policyVersion));
+  const page = await open(name, "admin");
+  const rows = page.getByRole("table", { name: "Checkpoints" }).getByRole("row");
+  const before = await served();
+  const older = rows.filter({ has: page.getByRole("button", { name: "Promote" }) }).last();
+  const version = Number((await older.innerText()).match(/policy\.arithmetic v(\d+)/)![1]);
+  expect(before).not.toContain(version);
+  await older.getByRole("button", { name: "Promote" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Promote" }).click();
+  await expect(page.getByText(`policy.arithmetic v${version} serves from now on.`)).toBeVisible();
+  expect(new Set(await served())).toEqual(new Set([version]));
+  await page.goto(`${stack().url}/projects/default/models`);
+  const routes = page.getByRole("table", { name: "Routes and their parts" });
+  await expect(routes.getByRole("row", { name: new RegExp(`arithmetic .* arithmetic v${version} `) })).toBeVisible();
+  await call(`${ROUTES}/PromoteVersion`, { policy: "arithmetic", policyVersion: String(Math.max(...before)) });
 });
 
 test("two versions are compared at the same tasks", async ({ open }) => {

@@ -87,29 +87,27 @@ ALGORITHM = (
 LLM_PROXY = (
     {
         f"/fulmen.llm_proxy.v1.RouteService/{rpc}": {A, S}
+        for rpc in ["PutRoute", "PromoteVersion", "DeleteRoute", "RollbackRoute", "SplitTraffic", "ApplyFile"]
+    }
+    | {
+        f"/fulmen.llm_proxy.v1.{rpc}": {A, S, C, V}
         for rpc in [
-            "PutRoute",
-            "GetRoute",
-            "ListRoutes",
-            "PromoteVersion",
-            "DeleteRoute",
-            "RollbackRoute",
-            "SplitTraffic",
-            "WatchRoutes",
-            "ApplyFile",
+            "RouteService/GetRoute",
+            "RouteService/ListRoutes",
+            "RouteService/WatchRoutes",
+            "BackendService/ListBackends",
+            "BackendService/GetBackendHealth",
         ]
     }
     | {
         f"/fulmen.llm_proxy.v1.BackendService/{verb}": {A, S}
         for verb in [
             "RegisterBackend",
-            "ListBackends",
             "DrainBackend",
             "ResumeBackend",
             "HoldBackend",
             "ReleaseBackend",
             "DeleteBackend",
-            "GetBackendHealth",
         ]
     }
     | {
@@ -123,7 +121,7 @@ RUNNER = {
 }
 
 # What all callers of a proxy share belongs to the project whose routes it serves.
-OF_THE_SERVED_PROJECT = ("/fulmen.llm_proxy.v1.RouteService/", "/fulmen.llm_proxy.v1.BackendService/")
+OF_THE_SERVED_PROJECT = frozenset(rpc for rpc, roles in LLM_PROXY.items() if roles == {A, S})
 OF_ALL_PROJECTS = (
     "/fulmen.runner.v1.RunnerService/",
     "/fulmen.store.v1.PeerService/",
@@ -145,7 +143,7 @@ def token(role: Role, project: str) -> str:
 def expected(rpc: str, may_call: Mapping[str, set[Role]]) -> set[tuple[str, Role, str]]:
     """Returns the cells of an rpc that are allowed: rpc, role, project of the token."""
     projects = set(PROJECTS)
-    if rpc.startswith(OF_THE_SERVED_PROJECT):
+    if rpc in OF_THE_SERVED_PROJECT:
         projects = {DEFAULT_PROJECT, ALL_PROJECTS}
     if rpc.startswith(OF_ALL_PROJECTS):
         projects = {ALL_PROJECTS}

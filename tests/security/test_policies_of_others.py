@@ -12,10 +12,12 @@ import pytest
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
 from fulmen.algorithm.v1.training_run_service_pb2_grpc import TrainingRunServiceStub
-from fulmen.errors import PermissionDenied, QuotaExceeded, RouteExists, SettingsInvalid
+from fulmen.errors import PermissionDenied, QuotaExceeded, RouteExists, RouteNotFound, SettingsInvalid
 from fulmen.ids import ALL_PROJECTS
-from fulmen.llm_proxy.v1 import completion_service_pb2, route_pb2, route_service_pb2
+from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, completion_service_pb2, route_pb2, route_service_pb2
+from fulmen.llm_proxy.v1.backend_service_pb2_grpc import BackendServiceStub
 from fulmen.llm_proxy.v1.completion_service_pb2_grpc import CompletionServiceStub
+from fulmen.llm_proxy.v1.route_service_pb2_grpc import RouteServiceStub
 from fulmen.rpc.channel import open_channel
 from fulmen.store.v1 import resource_pb2, resource_service_pb2
 from fulmen_service_kit.security.tokens import Role
@@ -30,6 +32,15 @@ OURS, SHARED, PUBLIC = "support", "assistant", "gpt-4o"
 """A policy of A; the operator's route that falls back on it; the operator's route of a vendor's model."""
 MAX_NAMES, MAX_RUNS = 3, 2
 DEMONSTRATION = b'{"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}\n'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a caller sees of the proxy: routes by model, backends by name, and the names of those with health."""
+
+    routes: dict[str, route_pb2.Route]
+    backends: dict[str, backend_pb2.Backend]
+    health: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +68,18 @@ class World:
         request = completion_service_pb2.CompleteRequest(path="/v1/chat/completions", body_json=body, project=project)
         async with open_channel(target_of(self.proxy.parts), token=key) as channel:
             return int((await CompletionServiceStub(channel).Complete(request)).http_status)
+
+    async def seen(self, key: str) -> Seen:
+        async with open_channel(target_of(self.proxy.parts), token=key) as channel:
+            routes = (await RouteServiceStub(channel).ListRoutes(route_service_pb2.ListRoutesRequest())).routes
+            stub = BackendServiceStub(channel)
+            backends = (await stub.ListBackends(backend_service_pb2.ListBackendsRequest())).backends
+            health = (await stub.GetBackendHealth(backend_service_pb2.GetBackendHealthRequest())).backends
+        return Seen(
+            routes={each.name.removeprefix("routes/"): each for each in routes},
+            backends={each.name: each for each in backends},
+            health=[each.name for each in health],
+        )
 
 
 @pytest.fixture
@@ -158,6 +181,51 @@ async def test_a_route_that_leads_to_an_engine_of_one_project_never_leads_to_ano
         await world.proxy.register("engine-support", "http://127.0.0.1:1/v1", project=B)
     with pytest.raises(RouteExists):
         await world.proxy.register("one", "http://127.0.0.1:1/v1", project=B)
+
+
+@pytest.mark.parametrize("role", [Role.READER, Role.CLIENT])
+async def test_a_reader_sees_the_routes_and_backends_that_its_project_may_use_without_addresses(
+    world: World, role: Role
+) -> None:
+    await world.proxy.register("engine-support", world.vendor.url, project=A, key_name="k", headers={"X-Team": "t"})
+    await world.put(OURS, backend="engine-support")
+    await world.put(SHARED, fallbacks=[f"routes/{OURS}"], overrides=[
+        route_pb2.ModeOverride(mode="train", request_fields_json='{"user": "secret"}')
+    ])  # fmt: skip
+    ours, theirs = await world.seen(world.key(A, role)), await world.seen(world.key(B, role))
+    assert list(ours.routes) == [SHARED, PUBLIC, OURS]
+    assert list(theirs.routes) == [SHARED, PUBLIC]
+    assert ours.routes[SHARED].fallbacks == [f"routes/{OURS}"]
+    assert theirs.routes[SHARED].fallbacks == []
+    assert list(ours.backends) == list(ours.health) == ["backends/engine-support", "backends/one"]
+    assert list(theirs.backends) == list(theirs.health) == ["backends/one"]
+    shown = [*ours.routes.values(), *ours.backends.values()]
+    assert not any(text in str(shown) for text in ("http", "X-Team", "key_name", "secret"))
+    assert (await world.seen(world.key(ALL_PROJECTS, Role.SERVICE))).backends["backends/one"].base_url
+
+
+async def test_a_reader_does_not_learn_of_what_its_project_may_not_use(world: World) -> None:
+    await world.proxy.register("engine-support", world.vendor.url, project=A)
+    # An operator's canary leads to the engine of A.
+    await world.put(SHARED, backend="engine-support")
+    theirs = await world.seen(world.key(B, Role.READER))
+    assert list(theirs.routes[SHARED].targets) == [route_pb2.RouteTarget(weight=1)]
+    assert theirs.backends.keys() == {"backends/one"}
+    async with open_channel(target_of(world.proxy.parts), token=world.key(B, Role.READER)) as channel:
+        stub = RouteServiceStub(channel)
+        with pytest.raises(RouteNotFound) as refused:
+            await stub.GetRoute(route_service_pb2.GetRouteRequest(name=f"routes/{OURS}"))
+        assert refused.value.metadata["served"] == f"{SHARED}, {PUBLIC}"
+        watch = stub.WatchRoutes(route_service_pb2.WatchRoutesRequest())
+        first = await anext(aiter(watch))
+        assert [each.name for each in first.routes] == [f"routes/{SHARED}", f"routes/{PUBLIC}"]
+        # What becomes another project's is gone, and what was never seen goes unseen.
+        await world.proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=f"routes/{OURS}"))
+        await world.proxy.routes.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=f"routes/{SHARED}"))
+        change = await anext(aiter(watch))
+        assert (list(change.routes), list(change.removed)) == ([], [f"routes/{SHARED}"])
+        with pytest.raises(PermissionDenied):
+            await stub.DeleteRoute(route_service_pb2.DeleteRouteRequest(name=f"routes/{PUBLIC}"))
 
 
 async def test_a_run_is_refused_the_name_of_a_model_outside_its_project(

@@ -1,11 +1,13 @@
-"""Publishes the agent of the browser tests to the stack of a state directory; prints the name of its version.
+"""Publishes an agent of the browser tests to the stack of a state directory; prints the name of its version.
 
-Its task says what happens: `{"answer": …, "reward": …}`, or `{"fail": …}`.
+python -m tests.support.browser_agent FOLDER         # its task says what happens: {"answer": …, "reward": …} or {"fail": …}
+python -m tests.support.browser_agent FOLDER lines   # writes lines of a megabyte to standard output and error
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from typing import Any
 
 import fulmen
@@ -23,6 +25,18 @@ def grade(task: Any, outcome: Any) -> float:
     return float(task["reward"])
 
 
+def always(task: Any, outcome: Any) -> float:
+    """Gives a reward to anything."""
+    return 1.0
+
+
+LINES = ["python3", "-c", "import sys; sys.stderr.write('e' * 10**6); print('o' * 10**6)"]
+
+
 if __name__ == "__main__":
     with fulmen.Client(state_dir=sys.argv[1]) as client:
-        print(client.publish_agent("told", solve, reward=grade).name)
+        if "lines" in sys.argv:
+            with tempfile.TemporaryDirectory() as empty:
+                print(client.publish_agent("lines", LINES, reward=always, folder=empty).name)
+        else:
+            print(client.publish_agent("told", solve, reward=grade).name)

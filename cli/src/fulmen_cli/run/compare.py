@@ -21,6 +21,7 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.names import run_name, short_name
 from fulmen_cli.output import console, enum_word, print_json, working
+from fulmen_cli.run.curves import read_curves
 from fulmen_cli.run.states import RunArgument
 
 __all__ = ["RunHistory", "compare", "differing", "read_history"]
@@ -80,7 +81,7 @@ async def compare(
     async with connection.open() as client:
         with working("Reading both runs…"):
             histories = [
-                await read_history(client, await run_name(name, connection, client)) for name in (first, second)
+                await _shown_history(client, await run_name(name, connection, client)) for name in (first, second)
             ]
     if picture is not None:
         _save_picture(picture, histories)
@@ -106,10 +107,22 @@ async def compare(
 
 
 async def read_history(client: Services, name: str) -> RunHistory:
-    """Reads a run and the metrics of its steps, as far as it is."""
-    request = training_run_service_pb2.GetTrainingRunRequest(name=name)
-    run = (await client.training_runs.GetTrainingRun(request)).training_run
+    """Reads a run and the metrics of all its steps from its events, as far as it is."""
+    run = await _run(client, name)
     return RunHistory(run=run, steps=await read_steps(client, run))
+
+
+async def _shown_history(client: Services, name: str) -> RunHistory:
+    """Reads a run, its last metrics and curves from the store; from its events if the store has no history of it."""
+    steps = await read_curves(client, name, drawn=_CURVES)
+    if steps is None:
+        return await read_history(client, name)
+    return RunHistory(run=await _run(client, name), steps=steps)
+
+
+async def _run(client: Services, name: str) -> training_run_pb2.TrainingRun:
+    request = training_run_service_pb2.GetTrainingRunRequest(name=name)
+    return (await client.training_runs.GetTrainingRun(request)).training_run
 
 
 def differing(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -36,6 +36,7 @@ from fulmen_llm_proxy.transport.http.http_app import HttpApp
 from fulmen_llm_proxy.transport.http.metrics_page import MetricsPage
 from fulmen_llm_proxy.transport.http.operator_app import OperatorApp
 from fulmen_llm_proxy.transport.route_servicer import RouteServicer
+from fulmen_llm_proxy.transport.views import Views
 from fulmen_llm_proxy.wiring.data_plane import call_pipeline, http_app
 from fulmen_llm_proxy.wiring.state import State, open_state
 from fulmen_service_kit.http.server import ANSWERS_SHARE, HttpServer, bind, bind_private
@@ -149,13 +150,14 @@ def _operator_server(settings: LlmProxySettings, state: State, app: HttpApp) -> 
 def _rpc_server(
     settings: LlmProxySettings, state: State, completions: CompletionServicer, draining: asyncio.Event
 ) -> RpcServer:
+    views = Views(state.resources, project=settings.project)
     routes = RouteServicer(
-        writer=state.writer, metrics=state.routing_metrics,
+        writer=state.writer, views=views, metrics=state.routing_metrics,
         draining=draining, max_of_project=settings.project_max_routes,
     )  # fmt: skip
     backends = BackendServicer(
-        resources=state.resources, tables=state.tables, writer=state.writer, states=state.states,
-        instance_id=state.instance_id, siblings=state.siblings,
+        resources=state.resources, tables=state.tables, writer=state.writer, views=views,
+        states=state.states, instance_id=state.instance_id, siblings=state.siblings,
     )  # fmt: skip
     captures = CaptureServicer(
         ledger=state.ledger, settlement=state.settlement, seats=state.states.seats, instance_id=state.instance_id,

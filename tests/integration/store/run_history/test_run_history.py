@@ -92,6 +92,10 @@ async def test_a_long_curve_is_cut_into_pieces_of_which_no_peak_is_lost(stubs: S
     assert {(777.0, 50.0), (402.0, -40.0)} <= set(points)
     assert [x for x, _ in points] == sorted(x for x, _ in points)
     assert len((await curves(stubs, "loss", max_points=2000))["loss"]) == 1200
+    # The last measurement, which is neither the least nor the greatest, is what a table shows.
+    assert points[-1] == (1199.0, values[-1])
+    assert (await curves(stubs, "loss", max_points=3))["loss"] == [(402.0, -40.0), (777.0, 50.0), (1199.0, values[-1])]
+    assert (await curves(stubs, "loss", max_points=2))["loss"] == [(402.0, -40.0), (777.0, 50.0)]
 
 
 async def test_numbers_that_are_not_finite_are_counted_and_left_out(stubs: Stubs) -> None:

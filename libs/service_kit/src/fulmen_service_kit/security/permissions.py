@@ -18,6 +18,7 @@ __all__ = [
     "OPEN",
     "RULES",
     "SCALER",
+    "SEE_ALL_ROUTES",
     "SELF_CHECKING",
     "SET_BACKEND_KEY",
     "Rule",
@@ -227,24 +228,26 @@ _RPCS: Final[Mapping[str, Mapping[str, Rule]]] = {
     "fulmen.store.v1.PeerService": {"Notify": _to(_SERVICE, scope=_DEPLOYMENT)},
     "fulmen.llm_proxy.v1.RouteService": {
         "PutRoute": _to(_SERVICE, scope=_SHARED, audited=("route.name",)),
-        "GetRoute": _to(_SERVICE, scope=_SHARED),
-        "ListRoutes": _to(_SERVICE, scope=_SHARED),
+        # Of the routes that the project may use, see SEE_ALL_ROUTES.
+        "GetRoute": _to(*_VIEWERS),
+        "ListRoutes": _to(*_VIEWERS),
         "PromoteVersion": _to(_SERVICE, scope=_SHARED, audited=("policy", "policy_version")),
         "DeleteRoute": _to(_SERVICE, scope=_SHARED, audited=("name",)),
         "RollbackRoute": _to(_SERVICE, scope=_SHARED, audited=("name", "version")),
         "SplitTraffic": _to(_SERVICE, scope=_SHARED, audited=("name", "weights", "version_weights")),
-        "WatchRoutes": _to(_SERVICE, scope=_SHARED),
+        "WatchRoutes": _to(*_VIEWERS),
         "ApplyFile": _to(_SERVICE, scope=_SHARED, audited=("file",)),
     },
     "fulmen.llm_proxy.v1.BackendService": {
         "RegisterBackend": _to(_SERVICE, scope=_SHARED, audited=("backend.name",)),
-        "ListBackends": _to(_SERVICE, scope=_SHARED),
+        # Of the backends of these routes.
+        "ListBackends": _to(*_VIEWERS),
         "DrainBackend": _to(_SERVICE, scope=_SHARED, audited=("name",)),
         "ResumeBackend": _to(_SERVICE, scope=_SHARED, audited=("name",)),
         "HoldBackend": _to(_SERVICE, scope=_SHARED),
         "ReleaseBackend": _to(_SERVICE, scope=_SHARED),
         "DeleteBackend": _to(_SERVICE, scope=_SHARED, audited=("name",)),
-        "GetBackendHealth": _to(_SERVICE, scope=_SHARED),
+        "GetBackendHealth": _to(*_VIEWERS),
     },
     "fulmen.llm_proxy.v1.CaptureService": {"FlushCaptures": _to(_SERVICE, _RUNNER)},
     "fulmen.llm_proxy.v1.CompletionService": {
@@ -322,6 +325,7 @@ _KINDS: Final[Mapping[str, Rule]] = {
 
 MODEL_CALL: Final = "call a model over HTTP"
 SET_BACKEND_KEY: Final = "SetSecret and DeleteSecret of a backend's key"
+SEE_ALL_ROUTES: Final = "see routes and backends of all projects, with their addresses"
 MODEL_CALL_FOR_ATTEMPT: Final = "call a model over HTTP for an attempt"
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -331,6 +335,7 @@ RULES: Final[Mapping[str, Rule]] = {
     # Like backends: the proxy sends it where backends are.
     SET_BACKEND_KEY: _to(_SERVICE),
     MODEL_CALL_FOR_ATTEMPT: _to(*_WRITERS, _ATTEMPT, _RUNNER),
+    SEE_ALL_ROUTES: _to(_SERVICE, scope=_SHARED),
     **{kind_action(kind): rule for kind, rule in _KINDS.items()},
 }
 """Rules by action: the full name of an rpc, such as `/fulmen.store.v1.LeaseService/StreamLeases`, `kind_action(kind)`, or one of the above."""

@@ -1,5 +1,7 @@
 // Who is signed in.
 
+import { clock } from "../words/clock.svelte";
+
 /** The person, as `GET /session` answers. */
 export interface Person {
   role: string;
@@ -51,6 +53,7 @@ class Session {
   async #ask(method: string, body?: unknown): Promise<boolean> {
     const problem = this.problem;
     this.problem = "";
+    const askedMs = Date.now();
     try {
       const answer = await fetch("session", {
         method,
@@ -58,6 +61,8 @@ class Session {
         body: body ? JSON.stringify(body) : null,
         signal: AbortSignal.timeout(30_000),
       });
+      // The first answer of all: what is loaded for the last hours is then right, whatever the browser's clock says.
+      clock.hear(answer.headers.get("date"), askedMs);
       const read = (await answer.json()) as Person & { message?: string };
       if (answer.ok) this.person = read;
       else {

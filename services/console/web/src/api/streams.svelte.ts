@@ -86,10 +86,12 @@ export class LiveStream<M extends object> {
     let silence = setTimeout(leave, SILENCE_MS);
     let held: M[] = [];
     let handOver: Promise<void> | undefined;
+    let handedMs = -Infinity;
     const hand = () => {
       const taken = held;
       held = [];
       handOver = undefined;
+      handedMs = performance.now();
       if (taken.length && !this.#stopped.signal.aborted) this.source.take(taken);
     };
     let received = false;
@@ -101,7 +103,10 @@ export class LiveStream<M extends object> {
         this.state = "live";
         if (isEmpty(message)) continue; // a heartbeat
         held.push(message);
-        handOver ??= pause(HAND_OVER_MS).then(hand);
+        // What comes after a while is shown at once.
+        const waitMs = handedMs + HAND_OVER_MS - performance.now();
+        if (waitMs <= 0 && !handOver) hand();
+        else handOver ??= pause(waitMs).then(hand);
         if (held.length >= MAX_HELD) await handOver;
       }
     } catch (error) {

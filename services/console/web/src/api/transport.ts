@@ -4,6 +4,7 @@ import type { DescService } from "@bufbuild/protobuf";
 import { type Client, createClient, type Interceptor } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 
+import { clock } from "../words/clock.svelte";
 import { signedOut } from "./problems";
 import { session } from "./session.svelte";
 
@@ -16,13 +17,20 @@ const noticesSignOut: Interceptor = (next) => async (request) => {
   }
 };
 
+const tellsTime: Interceptor = (next) => async (request) => {
+  const askedMs = Date.now();
+  const answer = await next(request);
+  clock.hear(answer.header.get("date"), askedMs);
+  return answer;
+};
+
 /** Where the console is, with its path prefix and without a slash at the end. */
 export const root = new URL(".", document.baseURI).pathname.replace(/\/$/, "");
 
 const transport = createConnectTransport({
   baseUrl: root,
   defaultTimeoutMs: undefined,
-  interceptors: [noticesSignOut],
+  interceptors: [noticesSignOut, tellsTime],
 });
 
 const clients = new Map<DescService, unknown>();

@@ -21,7 +21,6 @@ from fulmen.llm_proxy.v1 import backend_pb2, backend_service_pb2, backend_servic
 from fulmen_llm_proxy.routing.backend_state import BackendStates
 from fulmen_llm_proxy.routing.breaker import BreakerState
 from fulmen_llm_proxy.routing.codec import (
-    BACKEND_KIND,
     ROUTE_KIND,
     backend_id_of,
     backend_resource,
@@ -33,6 +32,7 @@ from fulmen_llm_proxy.routing.owned_file import require_unowned
 from fulmen_llm_proxy.routing.resources import ResourceCache, ResourceWriter
 from fulmen_llm_proxy.routing.table_holder import TableHolder
 from fulmen_llm_proxy.transport.paging import page_of
+from fulmen_llm_proxy.transport.views import Views
 from fulmen_llm_proxy.workers.siblings import Siblings, combined_instance
 
 _BREAKERS = {
@@ -55,6 +55,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         resources: ResourceCache,
         tables: TableHolder,
         writer: ResourceWriter,
+        views: Views,
         states: BackendStates,
         instance_id: str,
         siblings: Siblings | None = None,
@@ -62,11 +63,13 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         """Initializes the servicer.
 
         Args:
+            views: what callers see of backends.
             siblings: the other workers behind the same port; None with a single process.
         """
         self._resources = resources
         self._tables = tables
         self._writer = writer
+        self._views = views
         self._states = states
         self._instance_id = instance_id
         self._siblings = siblings
@@ -87,11 +90,10 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     async def ListBackends(
         self, request: backend_service_pb2.ListBackendsRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.ListBackendsResponse:
-        """Lists backends by name."""
+        """Lists backends that the caller sees, by name."""
         self._tables.require_loaded()
-        held = [parse_backend(document.content) for document in self._resources.of_kind(BACKEND_KIND).values()]
         backends, token = page_of(
-            [(backend.name, backend) for backend in held],
+            [(backend.name, backend) for backend in self._views.backends()],
             page_size=request.page_size,
             page_token=request.page_token,
         )
@@ -167,8 +169,8 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
     async def GetBackendHealth(
         self, request: backend_service_pb2.GetBackendHealthRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.GetBackendHealthResponse:
-        """Returns the health of backends as seen by all workers together."""
-        known = sorted(self._tables.current.backends)
+        """Returns the health of backends that the caller sees, by all workers together."""
+        known = self._views.seen_backends(sorted(self._tables.current.backends))
         own = backend_service_pb2.GetBackendHealthResponse(
             backends=[self._health(backend_id) for backend_id in known], instance_id=self._instance_id
         )
@@ -178,7 +180,12 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
             others = await self._siblings.health(timeout_s=_SIBLINGS_TIMEOUT_S)
         except DeadlineExceeded:
             raise Unavailable("A worker of the proxy is restarting; try again.") from None
-        return combined_health([own, *others])
+        together = combined_health([own, *others])
+        ids = [each.name.removeprefix("backends/") for each in together.backends]
+        hidden = set(ids).difference(self._views.seen_backends(ids))
+        for each in [each for each in together.backends if each.name.removeprefix("backends/") in hidden]:
+            together.backends.remove(each)
+        return together
 
     def _health(self, backend_id: str) -> backend_pb2.BackendHealth:
         state = self._states.of(backend_id)

@@ -33,6 +33,7 @@ from fulmen_llm_proxy.routing.codec import (
 from fulmen_llm_proxy.routing.owned_file import FileSet, OwnedFiles, require_unowned
 from fulmen_llm_proxy.routing.resources import Document, ResourceWriter
 from fulmen_llm_proxy.transport.paging import page_of
+from fulmen_llm_proxy.transport.views import Views
 from fulmen_service_kit.rpc.message_sizes import fitting, messages_of
 
 _log = structlog.get_logger(__name__)
@@ -45,13 +46,20 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     """
 
     def __init__(
-        self, *, writer: ResourceWriter, metrics: RoutingMetrics, draining: asyncio.Event, max_of_project: int
+        self,
+        *,
+        writer: ResourceWriter,
+        views: Views,
+        metrics: RoutingMetrics,
+        draining: asyncio.Event,
+        max_of_project: int,
     ) -> None:
-        """Sets what changes routes, and the maximum number of routes of a project."""
+        """Sets what changes routes, what callers see of them, and the maximum number of routes of a project."""
         self._metrics = metrics
         self._resources = writer.resources
         self._tables = writer.tables
         self._writer = writer
+        self._views = views
         self._files = OwnedFiles(writer)
         self._draining = draining
         self._max_of_project = max_of_project
@@ -78,15 +86,19 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def GetRoute(
         self, request: route_service_pb2.GetRouteRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.GetRouteResponse:
-        """Returns a route."""
-        return route_service_pb2.GetRouteResponse(route=self._current(model_of(request.name)))
+        """Returns a route, if the caller sees it."""
+        model = model_of(request.name)
+        seen = {route.name: route for route in self._seen()}
+        if request.name not in seen:
+            raise _not_found(model, map(model_of, seen))
+        return route_service_pb2.GetRouteResponse(route=seen[request.name])
 
     async def ListRoutes(
         self, request: route_service_pb2.ListRoutesRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.ListRoutesResponse:
-        """Lists routes by name."""
+        """Lists routes that the caller sees, by name."""
         routes, token = page_of(
-            [(route.name, route) for route in self._all()],
+            [(route.name, route) for route in self._seen()],
             page_size=request.page_size,
             page_token=request.page_token,
         )
@@ -198,17 +210,17 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
     async def WatchRoutes(
         self, _: route_service_pb2.WatchRoutesRequest, __: grpc.aio.ServicerContext
     ) -> AsyncIterator[route_service_pb2.WatchRoutesResponse]:
-        """Streams all routes, then each change, until the caller disconnects or the proxy drains."""
+        """Streams all routes that the caller sees, then each change, until the caller disconnects or the proxy drains."""
         while not self._tables.is_loaded:
             await self._tables.next_change()
-        sent = {route.name: route for route in self._all()}
+        sent = {route.name: route for route in self._seen()}
         for message in _messages(sent.values(), snapshot_complete=True):
             yield message
         drained = asyncio.create_task(self._draining.wait(), name="watch-routes-drain")
         try:
             while not self._draining.is_set():
                 change = asyncio.create_task(self._tables.next_change(), name="watch-routes")
-                current = {route.name: route for route in self._all()}
+                current = {route.name: route for route in self._seen()}
                 changed = [route for name, route in current.items() if sent.get(name) != route]
                 removed = sorted(sent.keys() - current.keys())
                 sent = current
@@ -221,6 +233,11 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                     change.cancel()
         finally:
             drained.cancel()
+
+    def _seen(self) -> list[route_pb2.Route]:
+        """Returns the routes that the caller sees."""
+        self._tables.require_loaded()
+        return self._views.routes()
 
     def _all(self) -> list[route_pb2.Route]:
         self._tables.require_loaded()
@@ -235,8 +252,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         self._tables.require_loaded()
         document = self._resources.find(route_resource(model))
         if document is None:
-            served = ", ".join(sorted(self._tables.current.routes)) or "none"
-            raise RouteNotFound(f"Route routes/{model} not found. Served: {served}.", model=model, served=served)
+            raise _not_found(model, self._tables.current.routes)
         return _as_message(document)
 
     def _owned(self, wanted: route_pb2.Route, model: str) -> route_pb2.Route:
@@ -326,6 +342,11 @@ def _messages(
     for part in before:
         yield route_service_pb2.WatchRoutesResponse(routes=part)
     yield route_service_pb2.WatchRoutesResponse(routes=last, removed=removed, snapshot_complete=snapshot_complete)
+
+
+def _not_found(model: str, models: Iterable[str]) -> RouteNotFound:
+    served = ", ".join(sorted(models)) or "none"
+    return RouteNotFound(f"Route routes/{model} not found. Served: {served}.", model=model, served=served)
 
 
 def _split(route: route_pb2.Route, request: route_service_pb2.SplitTrafficRequest) -> None:

@@ -204,13 +204,14 @@ class RolloutLists:
         Raises:
             ArgumentInvalid: If the order has no index, and there are more rollouts than may be sorted.
         """
+        pace = Pace(self._clock, limit_s=limit_s, most=self._window_rows)
         selected = Selected(project_id=project_id, run_id=run_id, where=where)
         lowest, highest = selected.id_bounds()
         has_index = len(order) == 1 and order[0].field in WALKED
         most = min(self._sorted_at_once, self._max_sorted) if has_index else self._max_sorted
         if await self._windows.end(selected, highest, lowest, rows=most + 1):
             if has_index:
-                return await self._walked(selected, order[0], after, limit, limit_s)
+                return await self._walked(selected, order[0], after, limit, pace)
             text = (
                 f"would sort more than {self._max_sorted} rollouts: order by one of {', '.join(WALKED)} alone, or restrict "
                 "the list by a training run, by bounds of create_time or to FAILED rollouts"
@@ -222,12 +223,11 @@ class RolloutLists:
         return SortedPage(views=views[:limit], next_after=Place.of(views[limit - 1], order) if more else None)
 
     async def _walked(
-        self, selected: Selected, key: SortKey, after: Place | None, limit: int, limit_s: float
+        self, selected: Selected, key: SortKey, after: Place | None, limit: int, pace: Pace
     ) -> SortedPage:
         """Returns a page along the index of a figure, and then of the rollouts that have none, newest first."""
         place = _first_place(selected, key) if after is None else after
         least, most = value_bounds(selected.where, key.field)
-        pace = Pace(self._clock, limit_s=limit_s, most=self._window_rows)
         views: list[RolloutView] = []
         while (value := _number(place)) is not None:
             places = await self._windows.places(selected, key, value, place.rollout_id, pace.rows)

@@ -65,7 +65,10 @@ def _id_at(moment: datetime.datetime, shift: datetime.timedelta) -> UUID:
 
 
 class Pace:
-    """How many rows the next window has: as many as the time that is left allows at the speed of the last one."""
+    """How many rows the next window has: as many as half of the time that is left allows at the speed of the last one.
+
+    A window that is twice as slow as the one before it, since it reads from the disk or beside others, still ends in time.
+    """
 
     def __init__(self, clock: Callable[[], float], *, limit_s: float, most: int, first: int = FIRST_ROWS) -> None:
         """Begins; a window has at most `most` rows, the first one `first`."""
@@ -76,14 +79,13 @@ class Pace:
         self.rows = min(most, first)
 
     def is_over(self) -> bool:
-        """Returns whether the time is up, after a window; sets the rows of the next one."""
+        """Returns whether the time is up after a window, or too short for another one; sets the rows of the next one."""
         now = self._clock()
         spent_s, self._began = now - self._began, now
-        left_s = self._until - now
-        if left_s <= 0:
+        fitting = self._most if spent_s <= 0 else int(self.rows * self.left_s() / spent_s / 2)
+        if self.left_s() <= 0 or fitting < min(self._most, FEWEST_ROWS):
             return True
-        fitting = self._most if spent_s <= 0 else int(self.rows * left_s / spent_s)
-        self.rows = max(min(self._most, FEWEST_ROWS), min(self._most, fitting))
+        self.rows = min(self._most, fitting)
         return False
 
     def left_s(self) -> float:

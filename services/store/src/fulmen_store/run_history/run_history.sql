@@ -38,8 +38,8 @@ select
     ) as metric_names;
 
 -- name: run_curves
--- $3: metrics, $4: axis, $5: points. A curve with more is cut into $5 / 2 pieces, of which the least and the greatest remain.
--- A standby may answer.
+-- $3: metrics, $4: axis, $5: points. A curve with more is cut into ($5 - 1) / 2 pieces, of which the least and the greatest
+-- remain, and its last point, unless there is room for two alone. A standby may answer.
 with e as (
     select q.sequence, q.step, q.happened_at, q.metrics, q.numbers from run_event q
     where q.project_id = $1 and q.run = $2 and q.kind = 1
@@ -75,7 +75,11 @@ with e as (
     where v.value not in ('NaN', 'Infinity', '-Infinity') and v.position is not null
 ), pieces as (
     select f.*,
-        case when f.measured <= $5 then f.place else f.place * ($5::int / 2) / f.measured end as piece
+        case
+            when f.measured <= $5 then f.place
+            when $5 > 2 and f.place = f.measured - 1 then f.measured
+            else f.place * greatest(($5::int - 1) / 2, 1) / f.measured
+        end as piece
     from finite f
 ), ends as (
     select distinct on (p.name, p.piece) p.name, p.step, p.position, p.value, p.measured from pieces p

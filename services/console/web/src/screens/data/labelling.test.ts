@@ -32,9 +32,18 @@ class Kept implements Scores {
   }
 }
 
+/** Begins with these pages of rollouts. */
+function labelling(scores: Scores, known: Annotation[], ...pages: string[][]): Promise<Labelling> {
+  const page = async (token: string) => {
+    const number = Number(token);
+    return { rollouts: pages[number] ?? [], next: number + 1 < pages.length ? String(number + 1) : "" };
+  };
+  return new Labelling(page, known, scores).begin();
+}
+
 test("each score goes to the store at once, and the next rollout comes", async () => {
   const kept = new Kept();
-  const work = new Labelling(["r1", "r2", "r3"], [], kept);
+  const work = await labelling(kept, [], ["r1", "r2", "r3"]);
   await work.give(4, "fine");
   await work.give(2, "");
   expect(kept.values).toEqual({ r1: 4, r2: 2 });
@@ -43,14 +52,34 @@ test("each score goes to the store at once, and the next rollout comes", async (
   expect([work.current, work.doneCount]).toEqual(["r3", 3]);
 });
 
+test("pages are read as they are reached, also past one that is empty", async () => {
+  const kept = new Kept();
+  const work = await labelling(kept, [], ["r1"], [], ["r2", "r3"]);
+  expect([work.rollouts, work.isWhole]).toEqual([["r1"], false]);
+  await work.give(4, "");
+  expect([work.current, work.isWhole]).toEqual(["r2", true]);
+  await work.move(1);
+  await work.move(1);
+  expect(work.current).toBe("r3");
+  await work.undo();
+  expect([work.current, kept.values]).toEqual(["r1", {}]);
+});
+
+test("the first rollout without a score is looked for on all pages", async () => {
+  const kept = new Kept();
+  const known = [await kept.create("r1", 1, ""), await kept.create("r2", 2, "")];
+  expect((await labelling(kept, known, ["r1"], ["r2"], ["r3"], ["r4"])).current).toBe("r3");
+  expect((await labelling(kept, known, ["r1"], ["r2"])).current).toBe("r1");
+});
+
 test("undo takes back score by score, also what was there before", async () => {
   const kept = new Kept();
   const known = await kept.create("r1", 1, "old");
-  const work = new Labelling(["r1", "r2"], [known], kept);
+  const work = await labelling(kept, [known], ["r1", "r2"]);
   // The first without a score.
   expect(work.current).toBe("r2");
   await work.give(3, "");
-  work.move(-5);
+  await work.move(-5);
   await work.give(5, "new");
   expect(kept.values).toEqual({ r1: 5, r2: 3 });
   await work.undo();
@@ -64,7 +93,7 @@ test("undo takes back score by score, also what was there before", async () => {
 test("a score that the store refused leaves everything as it was", async () => {
   const kept = new Kept();
   kept.create = () => Promise.reject(new Error("no"));
-  const work = new Labelling(["r1", "r2"], [], kept);
+  const work = await labelling(kept, [], ["r1", "r2"]);
   await expect(work.give(1, "")).rejects.toThrow("no");
   expect([work.current, work.doneCount, work.canUndo]).toEqual(["r1", 0, false]);
 });

@@ -15,20 +15,50 @@ interface Step {
   before: Annotation | undefined;
 }
 
-/** The rollouts to score, which of them is looked at, and what they were given. */
+/** A page of rollouts by name, and the token of the next one; empty on the last. */
+export interface Page {
+  rollouts: string[];
+  next: string;
+}
+
+/** The rollouts to score, which of them is looked at, and what they were given. Further pages are read as they are reached. */
 export class Labelling {
   place = 0;
+  /** False while there are more rollouts than were read. */
+  isWhole = false;
+  readonly rollouts: string[] = [];
   readonly given = new Map<string, Annotation>();
   readonly #steps: Step[] = [];
+  #next = "";
 
   constructor(
-    readonly rollouts: string[],
+    private readonly page: (token: string) => Promise<Page>,
     known: Annotation[],
     private readonly scores: Scores,
   ) {
     for (const each of known) this.given.set(each.rollout, each);
-    const first = rollouts.findIndex((rollout) => !this.given.has(rollout));
+  }
+
+  /** Reads rollouts until there is one without a score, and goes to it; to the first one if all have one. */
+  async begin(): Promise<this> {
+    let first = -1;
+    do {
+      await this.#more();
+      first = this.rollouts.findIndex((rollout) => !this.given.has(rollout));
+    } while (first < 0 && !this.isWhole);
     this.place = Math.max(0, first);
+    return this;
+  }
+
+  /** Reads on until there are more rollouts, or all were read. A page may be empty although others follow. */
+  async #more(): Promise<void> {
+    const before = this.rollouts.length;
+    while (!this.isWhole && this.rollouts.length === before) {
+      const { rollouts, next } = await this.page(this.#next);
+      this.rollouts.push(...rollouts);
+      this.#next = next;
+      this.isWhole = !next;
+    }
   }
 
   get current(): string | undefined {
@@ -44,7 +74,8 @@ export class Labelling {
   }
 
   /** Goes on or back by one. */
-  move(by: number): void {
+  async move(by: number): Promise<void> {
+    if (this.place + by >= this.rollouts.length) await this.#more();
     this.place = Math.max(0, Math.min(this.rollouts.length - 1, this.place + by));
   }
 
@@ -58,7 +89,7 @@ export class Labelling {
       : await this.scores.create(rollout, value, comment);
     this.given.set(rollout, after);
     this.#steps.push({ rollout, before });
-    if (this.current === rollout) this.move(1);
+    if (this.current === rollout) await this.move(1);
   }
 
   /** Takes the last score back, and goes to its rollout. */

@@ -24,11 +24,15 @@ export class Trace implements Source<WatchSpansResponse> {
   #isReading = false;
   #shownAt = -Infinity;
   #cursor = "";
+  // To go on after what else waits, without the 4 ms that browsers add to timers that begin timers.
+  readonly #turns = new MessageChannel();
 
   constructor(
     private readonly rollout: string,
     private readonly isFinal: () => boolean,
-  ) {}
+  ) {
+    this.#turns.port1.onmessage = () => this.#read();
+  }
 
   open(signal: AbortSignal): AsyncIterable<WatchSpansResponse> {
     const { rollout: parent } = this;
@@ -79,6 +83,6 @@ export class Trace implements Source<WatchSpansResponse> {
       this.#shownAt = performance.now();
       this.version += 1;
     }
-    if (this.#isReading) setTimeout(this.#read);
+    if (this.#isReading) this.#turns.port2.postMessage(undefined);
   };
 }

@@ -11,6 +11,9 @@ import { count } from "../../words/format";
 const PART = 1_000;
 /** Rollouts of a file at most: it is made in the browser's memory. */
 export const MAX_EXPORTED = 100_000;
+/** With tasks and answers, which are read rollout by rollout. */
+export const MAX_WITH_TEXTS = 5_000;
+const CALLS = 8;
 
 export const LIVE = [RolloutState.QUEUED, RolloutState.RUNNING, RolloutState.RETRY_WAIT];
 export const FAILED = [RolloutState.FAILED];
@@ -82,14 +85,28 @@ export async function deleteAll(
   return { done, kept };
 }
 
-/** Saves rollouts as JSON, one in a line, as lists show them; returns how many, and whether these are all. */
-export async function exportAll(matching: Matching, progress: Progress): Promise<{ done: number; isWhole: boolean }> {
+/**
+ * Saves rollouts as JSON, one in a line, as lists show them; returns how many, and whether these are all.
+ *
+ * `withTexts` adds each task and the answer of its last attempt as `task` and `answer`.
+ */
+export async function exportAll(
+  matching: Matching,
+  progress: Progress,
+  withTexts = false,
+): Promise<{ done: number; isWhole: boolean }> {
+  const most = withTexts ? MAX_WITH_TEXTS : MAX_EXPORTED;
   const lines: string[] = [];
   let isWhole = true;
   for await (const rollouts of listed(matching)) {
-    const room = MAX_EXPORTED - lines.length;
-    lines.push(...rollouts.slice(0, room).map((each) => `${JSON.stringify(toJson(RolloutSchema, each))}\n`));
-    progress(lines.length);
+    const room = most - lines.length;
+    const chosen = rollouts.slice(0, room);
+    for (let at = 0; at < chosen.length; at += withTexts ? CALLS : chosen.length) {
+      const part = chosen.slice(at, at + (withTexts ? CALLS : chosen.length));
+      const texts = withTexts ? await Promise.all(part.map(textsOf)) : [];
+      lines.push(...part.map((each, index) => lineOf(each, texts[index])));
+      progress(lines.length);
+    }
     if (rollouts.length > room) {
       isWhole = false;
       break;
@@ -97,6 +114,28 @@ export async function exportAll(matching: Matching, progress: Progress): Promise
   }
   save(new Blob(lines, { type: "application/jsonl" }), "rollouts.jsonl");
   return { done: lines.length, isWhole };
+}
+
+/** Texts of a rollout that lists leave out. */
+export interface Texts {
+  task: string;
+  answer: string;
+}
+
+/** A line of an export. The beginning of a task is left out beside the whole. */
+export function lineOf(rollout: Rollout, texts?: Texts): string {
+  const shown = toJson(RolloutSchema, rollout) as Record<string, unknown>;
+  if (texts) delete shown.inputStart;
+  return `${JSON.stringify({ ...shown, ...texts })}\n`;
+}
+
+async function textsOf({ name, endedAttemptCount }: Rollout): Promise<Texts> {
+  const [{ rollout }, { attempts }] = await Promise.all([
+    client(RolloutService).getRollout({ name }),
+    endedAttemptCount ? client(RolloutService).listAttempts({ parent: name, pageSize: 64 }) : { attempts: [] },
+  ]);
+  const text = (bytes: Uint8Array | undefined) => new TextDecoder().decode(bytes);
+  return { task: text(rollout?.input), answer: text(attempts.at(-1)?.output) };
 }
 
 function save(blob: Blob, name: string): void {

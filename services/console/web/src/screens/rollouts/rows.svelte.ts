@@ -3,7 +3,7 @@
 import type { Rollout } from "../../api/gen/fulmen/store/v1/rollout_pb";
 
 /** New rollouts that are put on top; further ones are counted until the list is loaded again. */
-const MAX_FRESH = 400;
+const MAX_FRESH = 200;
 
 export class Rows {
   shown = $state.raw<Rollout[]>([]);

@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 
 import { ModelCallRecordSchema } from "../../../api/gen/fulmen/type/v1/model_call_pb";
 import { advantageOf } from "./advantage";
-import { checkCommand, quoted } from "./command";
+import { checkCommand, quoted } from "../../../words/command";
 import { cellsOf, surprise, tokensOf, training } from "./tokens";
 
 const packed = (numbers: number[], set: "setInt32" | "setFloat32") => {
