@@ -27,7 +27,10 @@ if _version_not_supported:
 
 class BackendServiceStub(object):
     """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Requires a service or admin token.
+    does. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
+    `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
@@ -84,7 +87,10 @@ class BackendServiceStub(object):
 
 class BackendServiceServicer(object):
     """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Requires a service or admin token.
+    does. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
+    `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
@@ -215,7 +221,10 @@ def add_BackendServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class BackendService(object):
     """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Requires a service or admin token.
+    does. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
+    `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither

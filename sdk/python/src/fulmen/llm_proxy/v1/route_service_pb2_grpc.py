@@ -28,7 +28,10 @@ if _version_not_supported:
 class RouteServiceStub(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
     this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Requires a service or admin token.
+    rerouted. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
+    target at an engine of another project they see the weight alone, and no fallback that they may not use.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
@@ -91,7 +94,10 @@ class RouteServiceStub(object):
 class RouteServiceServicer(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
     this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Requires a service or admin token.
+    rerouted. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
+    target at an engine of another project they see the weight alone, and no fallback that they may not use.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
@@ -240,7 +246,10 @@ def add_RouteServiceServicer_to_server(servicer, server):
 class RouteService(object):
     """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
     this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Requires a service or admin token.
+    rerouted. Changes require a service or admin token.
+
+    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
+    target at an engine of another project they see the weight alone, and no fallback that they may not use.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`

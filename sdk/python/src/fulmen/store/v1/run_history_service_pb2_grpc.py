@@ -83,7 +83,8 @@ class RunHistoryServiceServicer(object):
 
     def GetRunMetrics(self, request, context):
         """Returns curves of metrics of many runs. A curve with more than `max_points` measurements is cut into pieces of equally
-        many, of each of which the smallest and the largest remain: no peak is lost. A run without history has no curves.
+        many, of each of which the smallest and the largest remain: no peak is lost. From three points on, the last measurement
+        remains, too. A run without history has no curves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
