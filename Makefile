@@ -51,8 +51,8 @@ test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole
 
 test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, CrewAI and others, and recipes of Tinker, as they are (2.9 GB in .venv-frameworks)
 	@tools/framework_envs.sh
-	@tools/tinker_env.sh
-	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 tests/frameworks
+	@$(if $(LONG),tools/framework_envs.sh verifiers openenv && tools/tinker_env.sh,true)
+	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 $(if $(LONG),,-m "not long") tests/frameworks
 
 test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -rs tests/gpu

@@ -21,7 +21,7 @@ from tests.support.store.fixtures import store, store_settings
 from tests.support.store.running import StoreHandle
 
 __all__ = ["store", "store_settings"]
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(1800), pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-frameworks/tinker/bin/python"

@@ -75,8 +75,9 @@ class Program:
     async def fetch(self, request_id: str) -> Any:
         """Waits for an answer: JSON, or the bytes of a message. Raises Failed."""
         while True:
-            given = {"json": {"request_id": request_id}, "headers": {"x-api-key": self.key}}
-            async with self.http.post(f"{self.url}/api/v1/retrieve_future", **given) as answer:
+            async with self.http.post(
+                f"{self.url}/api/v1/retrieve_future", json={"request_id": request_id}, headers={"x-api-key": self.key}
+            ) as answer:
                 if answer.status == 408:
                     continue
                 if answer.content_type == "application/x-protobuf":
@@ -162,8 +163,7 @@ class Program:
 @asynccontextmanager
 async def served(store: StoreHandle, folder: Path, model: Path) -> AsyncIterator[str]:
     """Serves an algorithm service and a console; yields the console's address."""
-    given = {"model_roots": "/", "roles": True, "trains": True}
-    async with serving("algorithm", store, folder, **given) as parts:
+    async with serving("algorithm", store, folder, model_roots="/", roles=True, trains=True) as parts:
         async with console_of(store, algorithm_target=target_of(parts), tinker_models={NAME: str(model)}) as browser:
             yield browser.url
         await parts.drain()

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fulmen.errors import ArgumentInvalid, Violation
 from fulmen.ids import NOT_DOTS
 from fulmen_algorithm.losses.objectives import Loss
-from fulmen_algorithm.runs.creation.rules import settings_problems
+from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 
 MAX_SEED: Final = 2**32 - 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
-from fulmen_algorithm.policy.versions import Versions
+from fulmen_algorithm.policy.versions import BestVersion, Versions
 from fulmen_algorithm.rollouts.groups import in_branch
 from fulmen_algorithm.runs.behind import Behind
 from fulmen_algorithm.runs.failure import RunFailed
@@ -59,33 +59,6 @@ class PublishSettings:
     lora: LoraSettings | None = None
     base_model: Path | None = None
     optimizer_steps_per_step: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestVersion:
-    """The version with the best validation result so far.
-
-    Attributes:
-        version: Its number.
-        step: Training step of its weights.
-        path: Folder of its weights.
-        validation: Its validation result.
-    """
-
-    version: int
-    step: int
-    path: str
-    validation: float
-
-    @classmethod
-    def read(cls, note: Mapping[str, object]) -> "BestVersion":
-        """Reads the note of a run."""
-        return cls(
-            version=int(str(note["version"])),
-            step=int(str(note["step"])),
-            path=str(note["path"]),
-            validation=float(str(note["validation"])),
-        )
 
 
 class Policy:
@@ -350,7 +323,7 @@ class Policy:
         self._notify("info", f"Version {published.version} has the weights of version {version}.")
         return published
 
-    async def serve_best(self) -> "BestVersion | None":
+    async def serve_best(self) -> BestVersion | None:
         """Serves the version that `mark_best` marked, and returns it; None if it is the present one.
 
         Raises:

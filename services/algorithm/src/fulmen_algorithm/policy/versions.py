@@ -73,6 +73,33 @@ class VersionRecord:
         return line | ({"adapters": list(self.adapters)} if self.adapters else {})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestVersion:
+    """The version with the best validation result so far.
+
+    Attributes:
+        version: Its number.
+        step: Training step of its weights.
+        path: Folder of its weights.
+        validation: Its validation result.
+    """
+
+    version: int
+    step: int
+    path: str
+    validation: float
+
+    @classmethod
+    def read(cls, note: Mapping[str, object]) -> "BestVersion":
+        """Reads the note of a run."""
+        return cls(
+            version=int(str(note["version"])),
+            step=int(str(note["step"])),
+            path=str(note["path"]),
+            validation=float(str(note["validation"])),
+        )
+
+
 class Versions:
     """The versions of one policy, and their folders."""
 

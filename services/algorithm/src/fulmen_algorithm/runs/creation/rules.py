@@ -5,11 +5,11 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.train_toml.reader import hint
@@ -36,6 +36,7 @@ from fulmen_algorithm.runs.creation.policies import (
     place_problems,
     version_problems,
 )
+from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 from fulmen_algorithm.training.compute import THIS_MACHINE
@@ -382,76 +383,3 @@ async def _content_problems(draft: RunDraft, entry: AlgorithmEntry[Any], resourc
     if read.scored is not None and not entry.single_scores and (problem := no_groups(read.scored)):
         violations.append(Violation(field="inputs.scores", description=problem))
     return violations
-
-
-_CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
-_KINDS = ("kind", "codec")
-"""Discriminator fields of unions of settings."""
-_FOLLOWS = "default_factory_not_called"
-"""Pydantic's error type for a computed default whose inputs are invalid."""
-
-
-def settings_problems(
-    error: ValidationError, settings: type[BaseModel], *, prefix: str = "settings"
-) -> list[Violation]:
-    """Returns every problem with its field path, such as `settings.loss.clip.low`, and suggests similar names."""
-    found = []
-    for item in error.errors(include_url=False, include_input=False):
-        if item["type"] == _FOLLOWS:
-            continue
-        field = ".".join([prefix, *(str(part) for part in item["loc"])])
-        text = _text(
-            item["type"], item["msg"], item.get("ctx", {}), _models_at(settings, item["loc"][:-1]), item["loc"]
-        )
-        found.append(Violation(field=field, description=text))
-    return found
-
-
-def _text(
-    kind: str, message: str, context: dict[str, Any], around: Sequence[type[BaseModel]], place: tuple[int | str, ...]
-) -> str:
-    match kind:
-        case "extra_forbidden":
-            known = sorted({name for model in around for name in model.model_fields})
-            return f"no such setting{hint(str(place[-1]), known, list_all=False)}"
-        case "union_tag_invalid":
-            kinds = re.findall(r"'([^']+)'", context["expected_tags"])
-            near = hint(context["tag"], kinds, list_all=False)
-            return f"{_key(context)} {context['tag']!r} is not one of: {', '.join(kinds)}{near}"
-        case "union_tag_not_found":
-            within = {name: model for each in around for name, model in _fields(each)}
-            kinds = [name for model in _models(within.get(str(place[-1]))) for name in _kinds(model)]
-            return f"needs a {_key(context)}: {', '.join(kinds)}"
-        case "string_pattern_mismatch" if choice := _CHOICE.fullmatch(context["pattern"]):
-            return f"should be one of: {', '.join(choice[1].split('|'))}"
-        case _:
-            return message.removeprefix("Value error, ").removeprefix("Input ")
-
-
-def _key(context: dict[str, Any]) -> str:
-    return str(context["discriminator"]).strip("'")
-
-
-def _models_at(settings: type[BaseModel], place: Sequence[int | str]) -> list[type[BaseModel]]:
-    """Returns the settings classes at a path of field names and kinds."""
-    models = [settings]
-    for part in place:
-        nested = [each for model in models for name, kind in _fields(model) if name == part for each in _models(kind)]
-        models = nested or [model for model in models if part in _kinds(model)] or models
-    return models
-
-
-def _fields(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    return ((name, field.annotation) for name, field in model.model_fields.items())
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Finds the settings in a type, such as those of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
-
-
-def _kinds(model: type[BaseModel]) -> tuple[str, ...]:
-    fields = model.model_fields
-    return tuple(name for key in _KINDS if key in fields for name in get_args(fields[key].annotation))
