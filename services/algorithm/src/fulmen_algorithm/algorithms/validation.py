@@ -30,7 +30,7 @@ class Validator:
         self._failure_reward = failure_reward
 
     async def validate(self, *, last: bool) -> dict[str, float]:
-        """Runs every validation task once, unless the present step was validated.
+        """Runs every validation task once, unless the present step or its version was validated.
 
         A failed rollout counts as `failure_reward`, so that failures do not raise the accuracy; their number is a
         separate metric.
@@ -44,6 +44,8 @@ class Validator:
         ctx, tasks = self._ctx, self._ctx.inputs.validation_tasks
         if not tasks or ctx.progress.validated_step == ctx.progress.step:
             return {}
+        if ctx.policy.has_weights_of(ctx.progress.validated_step):
+            return await self._repeated(last=last)
         groups = await ctx.rollouts.validate(tasks, version=ctx.policy.version)
         scores = [self._total(g.rollouts[0]) for g in groups]
         missing = self._failure_reward
@@ -81,6 +83,15 @@ class Validator:
             for name in sorted({name for part in parts for name in part})
         }
         return {"validation_accuracy": accuracy, "validation_failed": float(failed), **means}
+
+    async def _repeated(self, *, last: bool) -> dict[str, float]:
+        """Takes the result of the last validation again: steps since then have changed no weights."""
+        accuracy = self._ctx.progress.results["validation_accuracy"]
+        if last:
+            self._ctx.recorder.result(validation_accuracy_after=accuracy)
+            await self._conclude(accuracy)
+        self._ctx.recorder.validated()
+        return {"validation_accuracy": accuracy}
 
     async def _conclude(self, accuracy: float) -> None:
         """Serves the best version, and says if it is not the last or no better than the first."""

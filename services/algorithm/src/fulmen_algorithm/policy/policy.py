@@ -118,6 +118,11 @@ class Policy:
         record = self._versions.records.get(version)
         return None if record is None else record.last_step
 
+    def has_weights_of(self, step: int) -> bool:
+        """Returns whether the present version has the weights of a step."""
+        record = self._versions.records.get(self.version)
+        return record is not None and record.step <= step <= record.last_step
+
     async def train(
         self, rows: Sequence[Row], *, settings: StepSettings, batch: BatchSettings, seed: int, current_version: int
     ) -> list[StepResult]:
