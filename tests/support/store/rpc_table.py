@@ -37,6 +37,7 @@ from fulmen.store.v1 import (
     span_service_pb2,
     usage_service_pb2,
 )
+from fulmen.store.v1 import effect_service_pb2 as effects
 from fulmen.store.v1 import proxy_service_pb2 as prx
 from fulmen.store.v1 import rollout_comparison_pb2 as cmp
 from fulmen.store.v1 import run_history_service_pb2 as hist
@@ -72,6 +73,7 @@ ANNOTATIONS = "/fulmen.store.v1.AnnotationService/"
 AUDIT = "/fulmen.store.v1.AuditService/"
 CALLS = "/fulmen.store.v1.CallService/"
 STORED = "/fulmen.store.v1.StoredResponseService/"
+EFFECTS = "/fulmen.store.v1.EffectService/"
 NOTIFY = "/fulmen.store.v1.PeerService/Notify"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -371,6 +373,12 @@ PROBES: dict[str, list[Probe]] = {
     ],
     CALLS + "RateConversation": [
         lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
+    ],
+    EFFECTS + "BeginEffect": [
+        lambda t: [effects.BeginEffectRequest(attempt=t.attempt, name="send", token="0123456789abcdef")]
+    ],
+    EFFECTS + "EndEffect": [
+        lambda t: [effects.EndEffectRequest(attempt=t.attempt, name="send", token="0123456789abcdef", result_json=b"1")]
     ],
     STORED + "PutStoredResponse": [
         lambda t: [stored.PutStoredResponseRequest(project=t.project, response=stored.StoredResponse(id=t.session))]

@@ -14,6 +14,7 @@ REMOVED_BY = {
     "audit_entry": ["delete_old_audit_entries", "delete_surplus_audit_entries"],
     "capture_account": ["delete_old_accounts"],
     "conversation": ["settle_conversations"],
+    "effect": ["remove_effects"],
     "interned_name": ["remove_names"],
     "item": ["end_attempts", "end_hedged_attempts", "cancel_rollouts", "fail_overdue_rollouts"],
     "issued_token": ["delete_expired_tokens"],
