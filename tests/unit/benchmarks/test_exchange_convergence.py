@@ -133,8 +133,10 @@ def test_every_case_is_held_against_a_dense_one_with_the_same_optimiser_and_no_s
         elif case.exchange["codec"] != "none":
             assert momenta[0] == momenta[1]
         assert not case.tried or case.rate in case.tried
-    assert {case.exchange["codec"] for case in CASES if case.task is Task.TEXT} == set(load_codecs())
-    assert {case.exchange["codec"] for case in CASES if case.task is Task.ARITHMETIC} == set(load_codecs())
+    # Masked sums are those of `none`, but for steps of 10^-8.
+    compared = set(load_codecs()) - {"masked"}
+    assert {case.exchange["codec"] for case in CASES if case.task is Task.TEXT} == compared
+    assert {case.exchange["codec"] for case in CASES if case.task is Task.ARITHMETIC} == compared
     assert set(SEEDS) < set(SPREAD_SEEDS)
     assert 0 not in SPREAD_SEEDS
 
