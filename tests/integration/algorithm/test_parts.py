@@ -173,6 +173,7 @@ def large(model_dir, rows, tmp_path_factory) -> Large:
     return Large(model_dir=folder, tiny_dir=model_dir, rows=rows[:4], parallel=FOUR, share=SHARE)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited by Linux's count")
 def test_no_rank_of_four_needs_the_memory_of_the_whole_model(run, large, tmp_path):
     [error] = run(1, parts.load_whole, large)

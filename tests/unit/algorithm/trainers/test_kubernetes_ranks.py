@@ -50,6 +50,7 @@ async def train(trainer: Trainer, rows: list[Row], *, step: int) -> list[float]:
     return [result.loss for result in results]
 
 
+@pytest.mark.long
 async def test_the_ranks_that_are_left_when_a_pod_is_killed_go_on_and_lose_no_step(api, model_dir, rows, tmp_path):
     gate = Gate(GateOptions(silence_s=20.0))
     cluster = remote(KubernetesLauncher(kubernetes_settings(kubeconfig=str(api.kubeconfig()))), gate)
