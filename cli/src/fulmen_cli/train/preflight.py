@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from queue import Empty, Queue
+from threading import Thread
 from typing import Any, Final
 
 from fulmen.algorithm.v1 import training_run_pb2
@@ -19,6 +21,7 @@ from fulmen_cli.model.sources import model_shape
 
 __all__ = ["Preflight", "preflights"]
 
+HUB_LIMIT_S: Final = 10.0
 WORTH_PLANNING: Final = 10_000_000
 """Parameters from which memory is worth a line."""
 
@@ -104,6 +107,16 @@ def _shape_of(config: TrainConfig) -> tuple[ModelShape | None, str]:
     given = policy.path or (policy.base if policy.base.startswith(HUB_PREFIX) else "")
     if not given:
         return None, "The size of the model is known when the run begins; what depends on it is said then."
+    found: Queue[tuple[ModelShape | None, str]] = Queue()
+    # A daemon: the library of hubs goes on trying for half a minute, and nothing ends it.
+    Thread(target=lambda: found.put(_read_shape(given)), daemon=True).start()
+    try:
+        return found.get(timeout=HUB_LIMIT_S)
+    except Empty:
+        return None, f"{given} was not read within {HUB_LIMIT_S:g} s; what depends on its size is said when the run begins."
+
+
+def _read_shape(given: str) -> tuple[ModelShape | None, str]:
     try:
         return model_shape(given), ""
     except CommandFailed as error:
