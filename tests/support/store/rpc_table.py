@@ -374,12 +374,8 @@ PROBES: dict[str, list[Probe]] = {
     CALLS + "RateConversation": [
         lambda t: [calls.RateConversationRequest(name=f"{t.project}/conversations/c", score=1)]
     ],
-    EFFECTS + "BeginEffect": [
-        lambda t: [effects.BeginEffectRequest(attempt=t.attempt, name="send", token="0123456789abcdef")]
-    ],
-    EFFECTS + "EndEffect": [
-        lambda t: [effects.EndEffectRequest(attempt=t.attempt, name="send", token="0123456789abcdef", result_json=b"1")]
-    ],
+    EFFECTS + "BeginEffect": [lambda t: [effects.BeginEffectRequest(attempt=t.attempt, name="x", token=t.session)]],
+    EFFECTS + "EndEffect": [lambda t: [effects.EndEffectRequest(attempt=t.attempt, name="x", token=t.session)]],
     STORED + "PutStoredResponse": [
         lambda t: [stored.PutStoredResponseRequest(project=t.project, response=stored.StoredResponse(id=t.session))]
     ],

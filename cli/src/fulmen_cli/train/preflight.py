@@ -113,7 +113,10 @@ def _shape_of(config: TrainConfig) -> tuple[ModelShape | None, str]:
     try:
         return found.get(timeout=HUB_LIMIT_S)
     except Empty:
-        return None, f"{given} was not read within {HUB_LIMIT_S:g} s; what depends on its size is said when the run begins."
+        return (
+            None,
+            f"{given} was not read within {HUB_LIMIT_S:g} s; what depends on its size is said when the run begins.",
+        )
 
 
 def _read_shape(given: str) -> tuple[ModelShape | None, str]:
