@@ -32,6 +32,13 @@ async def test_one_version_is_the_best_also_of_negative_rewards(world, grpo_draf
     assert world.aliases["resources/policy.tiny/aliases/best"] >= 1
 
 
+async def test_steps_that_change_no_weights_take_the_validation_of_their_version(world, grpo_draft, carry_out):
+    world.reward_of = lambda name: 1.0  # no group tells one answer from another
+    entry = await carry_out(with_settings(grpo_draft, steps=2, refill_limit=0, validate_every=1))
+    assert {name.split("/")[1] for name in world.groups if name.startswith("validation/")} == {"1"}
+    assert entry.run.results["validation_accuracy_before"] == entry.run.results["validation_accuracy_after"] == 1.0
+
+
 async def test_a_run_with_a_critic_resumes_after_the_process_was_killed(world, grpo_draft, carry_out):
     world.chance = random.Random(7)
     killed = [Crashes(at_call=20), Crashes(at_call=20)]
