@@ -51,7 +51,7 @@ async def sweep(
 
     All that a sweep knows is in its runs. Whether the command is killed, the machine restarts or Ctrl-C detaches it: the
     runs that exist go on, and the same command finds them by their names and continues with those that are missing. It
-    refuses to go on with other settings, data or another agent; give the sweep another name then.
+    refuses to continue with other settings, data or another agent; give the sweep another name then.
 
     Examples:
 
@@ -90,7 +90,7 @@ async def sweep(
         try:
             results = await halve(given, trials)
         except asyncio.CancelledError:
-            screen.print(f"Detached; the runs continue. Go on with: fulmen sweep {config}")
+            screen.print(f"Detached; the runs continue. To continue the sweep: fulmen sweep {config}")
             raise
     _show(given, results, output)
     if results[0].value is None:
