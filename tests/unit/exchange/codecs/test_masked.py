@@ -151,6 +151,16 @@ def test_ranks_keep_their_numbers_when_others_have_left():
     torch.testing.assert_close(found[0], gradients[0] + gradients[1], rtol=1e-6, atol=1e-6)
 
 
+def test_a_key_with_which_everybody_would_know_the_masks_is_refused():
+    def all_reduce(tensor):
+        tensor[1] = 0
+        tensor[1, 0] = 1  # a point of low order
+
+    bucket = Bucket(index=0, flat=torch.ones(SIZE), matrices=(), offsets=(0, SIZE))
+    with pytest.raises(ExchangeFailed, match="rank 1 sent no usable public key"):
+        masked().reduce(bucket, {}, all_reduce, rounds(2)(0))
+
+
 def test_ranks_that_are_lost_in_each_sum_end_the_exchange():
     dropped = {(rank, 2 * attempt) for attempt in range(1, ATTEMPTS + 1) for rank in [attempt % 3]}
     sent, found = sent_by_ranks(masked(), given(3), 3, dropped=dropped)

@@ -117,8 +117,8 @@ class Masked(LinearCodec):
         One rank alone sends nothing.
 
         Raises:
-            ExchangeFailed: if ranks were lost in the midst of each attempt, one is left, whose gradients would be the sum, or there
-                are more than 128.
+            ExchangeFailed: if ranks were lost in the midst of each attempt, one is left, whose gradients would be the sum, a
+                rank's public key is not usable, or there are more than 128.
         """
         flat, step = bucket.flat, self.limit * round_.world_size / INTEGERS
         if RESIDUAL in state:
@@ -205,7 +205,10 @@ class _Keys:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         pair = sorted((self._rank, other))
-        secret = self._private.exchange(X25519PublicKey.from_public_bytes(self._keys[other]))
+        try:
+            secret = self._private.exchange(X25519PublicKey.from_public_bytes(self._keys[other]))
+        except ValueError:  # of low order: everybody would know the secret (RFC 7748, section 6.1)
+            raise ExchangeFailed(f"masked: rank {other} sent no usable public key") from None
         both = b"".join(self._keys[rank] for rank in pair)
         key = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"fulmen masked sum 1" + both).derive(secret)
         return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
