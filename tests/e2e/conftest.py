@@ -16,14 +16,9 @@ from tests.support.stack import running_stack, stack_targets
 
 SLOTS = 32
 MODULES = Path(__file__).parents[2] / "examples/best_of_n/algorithm.py"
-# Steps, not seconds: the same figures come out on any machine, give or take what asynchrony changes (0.54 -> 0.93).
-SHORT_FORM = {
-    "sft.steps": "400",
-    "sft.warmup_steps": "40",
-    "grpo.steps": "12",
-    "grpo.schedule": "constant",
-    "grpo.validate_every": "12",
-}
+# Steps, not seconds: the same figures come out on any machine, give or take what asynchrony changes (0.54 -> 0.93, under
+# load, too). Where imitation ends matters: after a warm-up of 40 steps it is a policy that learns slowly (0.55 -> 0.75).
+SHORT_FORM = {"sft.steps": "400", "grpo.steps": "8", "grpo.warmup_steps": "4", "grpo.validate_every": "8"}
 
 
 @pytest.fixture(scope="package")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -17,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from fulmen_cli.local.ports import choose_ports
 from fulmen_cli.local.postgres import EmbeddedPostgres
 from fulmen_cli.local.record import StackFolder, StackRecord
+from tests.support.ports import free_ports
 from tests.support.stack import own_ports
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(240)]
@@ -66,7 +65,7 @@ def await_end(pid: int) -> bool:
 
 def test_a_stack_starts_says_how_it_does_keeps_what_it_accepted_and_stops(state: Path) -> None:
     there = ("--state-dir", str(state))
-    port = free_port()
+    port = free_ports()[0]
     started = fulmen("up", "--port", f"store={port}", *there)
     assert "Ready." in started.stdout
 
@@ -194,11 +193,6 @@ def await_ready(folder: StackFolder, *, not_supervisor: int = 0) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"the stack did not come back: {record}")
-
-
-def free_port() -> int:
-    """Returns a port that is free now, and is not given to outgoing connections."""
-    return choose_ports(["any"], {}, {}, rng=random.Random())["any"]
 
 
 def await_service(folder: StackFolder, name: str, *, not_pid: int) -> StackRecord:

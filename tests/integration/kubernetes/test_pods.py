@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import ssl
 import sys
 import urllib.error
@@ -28,6 +27,7 @@ from fulmen_service_kit.security.keys import attempt_secrets
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority
 from tests.support.deploy.helm_chart import Manifests, component_of, render
+from tests.support.ports import free_ports
 from tests.support.postgres import shared_server
 
 LIMIT_S = 90.0
@@ -71,7 +71,7 @@ class Pods:
     def __init__(self, release: Manifests, folder: Path) -> None:
         self._release = release
         self._folder = folder
-        self._ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self._ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
         self.running: dict[str, asyncio.subprocess.Process] = {}
 
     def write(self, component: str, path: str, content: str | bytes) -> None:
@@ -159,15 +159,6 @@ class Pods:
         if value.startswith(("/etc/fulmen/", "/var/lib/fulmen", "/agents/")):
             return str(self._folder / component / value.lstrip("/"))
         return "127.0.0.1" if value == "0.0.0.0" else value
-
-
-def free_ports(count: int) -> list[str]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [str(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def answer_of(url: str) -> str:

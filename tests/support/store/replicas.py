@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from fulmen_service_kit.security.tokens import Role, TokenSigner
+from tests.support.ports import free_ports
 from tests.support.postgres import PostgresServer
 from tests.support.store.running import SIGNING_KEY
 
@@ -31,7 +31,7 @@ class ReplicaGroup:
         self.dsn = server.fresh_database()
         self._folder = folder
         self._settings = settings
-        self._ports = _free_ports(count)
+        self._ports = free_ports(count)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
         self.token = TokenSigner(SIGNING_KEY).issue(Role.ADMIN, subject="chaos", ttl_s=TOKEN_TTL_S)
 
@@ -111,15 +111,3 @@ class ReplicaGroup:
     def _data_dir(self) -> Path:
         assert self.server.embedded is not None
         return self.server.embedded.log_file.parent
-
-
-def _free_ports(count: int) -> list[int]:
-    # All are held until the last is found, so that no two are the same.
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
