@@ -13,6 +13,7 @@ from statistics import pstdev
 from typing import Protocol
 
 from fulmen_algorithm.algorithms.monitors import ConstraintMonitor, LengthLimits, LengthMonitor
+from fulmen_algorithm.algorithms.options.model_rewards import ModelRewards
 from fulmen_algorithm.algorithms.options.teacher import Teacher
 from fulmen_algorithm.algorithms.reference_penalty import ReferencePenalty
 from fulmen_algorithm.algorithms.sampling import sequence_row
@@ -107,6 +108,7 @@ class BatchBuilder:
         policy: str = "",
         penalty: ReferencePenalty | None = None,
         teacher: Teacher | None = None,
+        model_rewards: ModelRewards | None = None,
     ) -> None:
         """Initializes the builder.
 
@@ -118,6 +120,7 @@ class BatchBuilder:
             policy: Policy whose sequences train; empty for all policies.
             penalty: KL penalty against the reference policy, subtracted from rewards; None for none.
             teacher: Adds to the advantages; None for none.
+            model_rewards: Reward model that adds to the rewards; None for none.
         """
         self._ctx = ctx
         self._source = source
@@ -127,6 +130,7 @@ class BatchBuilder:
         self._lengths = LengthMonitor(limits.lengths, ctx.notify)
         self._constraints = ConstraintMonitor(ctx.notify)
         self._teacher = teacher
+        self._model_rewards = model_rewards
         self._consumed: list[Consumed] = []
         self._tally = _Tally()
 
@@ -167,7 +171,12 @@ class BatchBuilder:
             groups = await self._source.poll(limit=room)
             if not groups:
                 break
-            found = await self._ctx.rollouts.trajectories([g for g in groups if self._scorer.may_train(g.rollouts)])
+            found = await self._ctx.rollouts.trajectories(
+                # A reward model may tell apart what has equal rewards.
+                [g for g in groups if self._model_rewards is not None or self._scorer.may_train(g.rollouts)]
+            )
+            if self._model_rewards is not None:
+                groups = await self._model_rewards.added(groups, found)
             for group in groups:
                 if usable := self._judge(group, found, tally):
                     kept[group.group_id] = usable
@@ -198,6 +207,7 @@ class BatchBuilder:
                 **self._scorer.metrics(scored),
                 **divergence,
                 **taught,
+                **(self._model_rewards.end_step() if self._model_rewards is not None else {}),
             },
         )
 

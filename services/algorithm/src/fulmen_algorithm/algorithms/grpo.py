@@ -19,6 +19,8 @@ from fulmen_algorithm.algorithms.monitors import SignalMonitor, tell_unchanged
 from fulmen_algorithm.algorithms.options.curriculum import TaskOrder
 from fulmen_algorithm.algorithms.options.curriculum_settings import CurriculumSettings, NoCurriculum
 from fulmen_algorithm.algorithms.options.entropy_control import adapt_bonus
+from fulmen_algorithm.algorithms.options.model_rewards import ModelRewards
+from fulmen_algorithm.algorithms.options.model_rewards_settings import RewardModelUse, reward_model_conflict
 from fulmen_algorithm.algorithms.options.opponent_settings import NoOpponent, OpponentSettings
 from fulmen_algorithm.algorithms.options.opponents import Opponents
 from fulmen_algorithm.algorithms.policy_gradient import PolicyGradientSettings, means
@@ -54,6 +56,8 @@ class GrpoSettings(PolicyGradientSettings):
             those that are nearly solved more often.
         opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
             `<policy>-past`.
+        reward_model: Reward model whose score adds to the reward of each training rollout, such as
+            `{model = "judge@3", coefficient = 1.0}`; null for none. Validation is by agent and grader alone.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)
@@ -63,6 +67,22 @@ class GrpoSettings(PolicyGradientSettings):
     on_no_signal: Annotated[OnNoSignal | None, AUTO_BY_NAME] = None
     curriculum: CurriculumSettings = NoCurriculum()
     opponents: OpponentSettings = NoOpponent()
+    reward_model: RewardModelUse | None = None
+
+    @property
+    def scored_by(self) -> str:
+        """See `AlgorithmSettings`."""
+        return "" if self.reward_model is None else self.reward_model.resource
+
+    @model_validator(mode="after")
+    def _rewards_can_have_a_score(self) -> Self:
+        if problem := reward_model_conflict(self.reward_model, self.scoring):
+            raise ValueError(problem)
+        if self.reward_model is not None and self.curriculum.kind != "none":
+            raise ValueError(
+                "curriculum: goes by how far rewards are from 1, and a reward model's scores have no bounds"
+            )
+        return self
 
     @property
     def engines_beside(self) -> int:
@@ -156,6 +176,9 @@ class Grpo:
             policy=ctx.run.policy.name,
             penalty=settings.reference_penalty(ctx),
             teacher=settings.teacher_for(ctx),
+            model_rewards=ModelRewards(ctx, settings.reward_model, token_budget=settings.token_budget)
+            if settings.reward_model is not None
+            else None,
         )
         order = TaskOrder(ctx, settings.curriculum, seed=settings.seed, reward_of=Scorer(settings.scoring).total)
         opponents = Opponents(ctx, settings.opponents, seed=settings.seed, overrides=settings.overrides)

@@ -52,6 +52,7 @@ class PublishSettings:
         lora: Adapters that are trained instead of all weights.
         base_model: Model folder that the adapters of `lora` are trained on.
         optimizer_steps_per_step: Maximum number of optimiser steps in a step of the run.
+        purpose: What the versions are for, if not to sample answers; see `stored_weights.REWARD_MODEL`.
     """
 
     keep_models: int
@@ -59,6 +60,7 @@ class PublishSettings:
     lora: LoraSettings | None = None
     base_model: Path | None = None
     optimizer_steps_per_step: int = 1
+    purpose: str = ""
 
 
 class Policy:
@@ -84,6 +86,7 @@ class Policy:
         self._past_served = False
         self._notify = services.entry.events.notify
         self._keep_models = settings.keep_models
+        self._purpose = {"purpose": settings.purpose} if settings.purpose else {}
         self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
@@ -142,6 +145,10 @@ class Policy:
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes each trained token's log-probability under the reference policy; 0.0 for other tokens."""
         return await self._trainer.reference_logprobs(rows, settings=settings)
+
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes each trained token's log-probability under the reward model; 0.0 for other tokens."""
+        return await self._trainer.reward_logprobs(rows, settings=settings)
 
     async def logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes each trained token's log-probability under the present weights; 0.0 for other tokens."""
@@ -397,7 +404,13 @@ class Policy:
         parent, branch = self._parent(), self._recorder.progress.branch
         # The same weights after a crash get the same version; other weights never do.
         request_id = in_branch(f"{self._entry.run.run_id}/{step}/{saved.sha256[:32]}", branch)
-        description = {**self._versions.describe(saved), "run": self._entry.run.name, "step": step, "parent": parent}
+        description = {
+            **self._versions.describe(saved),
+            **self._purpose,
+            "run": self._entry.run.name,
+            "step": step,
+            "parent": parent,
+        }
         if saved.base:
             request_id += f"/from-{saved.base}"
         if equals:

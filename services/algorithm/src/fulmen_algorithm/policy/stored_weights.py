@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from fulmen.errors import ResourceNotFound
 from fulmen_algorithm.policy.model_roots import ModelRoots
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChainLink, Content, PublishedPolicy, ResourceStore
@@ -18,6 +19,8 @@ from fulmen_algorithm.training.settings import WeightsKind
 
 LONGEST_CHAIN = 1001
 POLICY_KIND = "policy"
+REWARD_MODEL = "reward_model"
+"""Purpose of versions that score answers."""
 
 
 class WeightFolders(Protocol):
@@ -53,6 +56,23 @@ async def stored_policy(
             raise
         # Stored by another release, restored, or by hand.
         raise RunFailed(f"{content.name} does not describe weights that this service can read.") from error
+
+
+async def reward_model_folder(name: str, *, resources: ResourceStore, files: WeightFolders, roots: ModelRoots) -> Path:
+    """Returns the complete folder of a reward model, rebuilt if need be.
+
+    Raises:
+        RunFailed: if there is none of this name, it is no reward model, or its weights are gone.
+    """
+    try:
+        content = await resources.get(name)
+        stored = await stored_policy(content, resources=resources, files=files, roots=roots)
+        is_one = read_description(content).get("purpose") == REWARD_MODEL
+    except ResourceNotFound as error:
+        raise RunFailed(f"{name} does not exist.") from error
+    if not is_one:
+        raise RunFailed(f"{name} is no reward model.")
+    return await stored.model_folder()
 
 
 async def _described(

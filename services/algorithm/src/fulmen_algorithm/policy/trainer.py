@@ -31,6 +31,7 @@ class TrainerSetup:
         compute: One process or a group of ranks, and the precision.
         run_dir: Folder of the run, which ranks on other machines must share; None if none has files there.
         reference_dir: Folder of the reference policy; None without a KL penalty.
+        reward_dir: Folder of the reward model; None without one.
         critic: Critic that computes the advantages; None if the rows have them.
         lora: Adapters to train on top of `model_dir`; None to train the weights themselves.
         exchange: How the ranks exchange gradients; None for plain sums.
@@ -45,12 +46,19 @@ class TrainerSetup:
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     run_dir: Path | None = None
     reference_dir: Path | None = None
+    reward_dir: Path | None = None
     critic: CriticPlan | None = None
     lora: LoraSettings | None = None
     exchange: ExchangeSettings | None = None
     training_run: str = ""
     project: str = ""
     server_access: ServerAccess | None = None
+
+    @property
+    def folders(self) -> frozenset[Path]:
+        """Folders of the models that are loaded."""
+        named = (self.model_dir, self.reference_dir, self.reward_dir)
+        return frozenset(folder for folder in named if folder is not None)
 
 
 class WeightsWriter(Protocol):
@@ -84,6 +92,9 @@ class Trainer(WeightsWriter, Protocol):
 
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the same under the reference policy; requires `reference_dir`."""
+
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the reward model; requires `reward_dir`."""
 
     async def write_state(self, folder: Path) -> None:
         """Writes the complete training state, including the model folder `model`."""

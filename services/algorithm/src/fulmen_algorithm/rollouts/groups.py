@@ -14,6 +14,8 @@ TRAIN_PREFIX = "train/"
 VALIDATION_PREFIX = "validation/"
 BRANCH_PREFIX = "branch-"
 """After a rollback, a run submits groups under new ids, so that groups of the abandoned branch are ignored."""
+REWARD_MODEL = "reward_model"
+"""Dimension of the reward that holds the score of a reward model."""
 INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST", "RUNNER_LOST"})
 """Failures that say nothing about the policy."""
 

@@ -159,6 +159,16 @@ class AlgorithmSettings(RunSettings):
         """Whether the first weights are kept as a frozen reference policy."""
         return False
 
+    @property
+    def makes_reward_model(self) -> bool:
+        """Whether the published versions are reward models, which score answers."""
+        return False
+
+    @property
+    def scored_by(self) -> str:
+        """Version of the reward model that scores the rollouts of the run, `resources/...`; empty for none."""
+        return ""
+
     @model_validator(mode="after")
     def _models_with_gpus_are_there(self) -> Self:
         there = {"reference": self.uses_reference, "critic": self.critic_plan is not None}

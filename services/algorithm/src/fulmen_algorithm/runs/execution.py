@@ -16,6 +16,7 @@ from fulmen_algorithm.policy.model_roots import ANY_FOLDER, ModelRoots
 from fulmen_algorithm.policy.policy import Policy, PublishSettings
 from fulmen_algorithm.policy.served_version import served_version
 from fulmen_algorithm.policy.services import RunServices
+from fulmen_algorithm.policy.stored_weights import REWARD_MODEL, reward_model_folder
 from fulmen_algorithm.policy.trainer import Trainer, TrainerSetup
 from fulmen_algorithm.rollouts.feed import Rollouts
 from fulmen_algorithm.runs.algorithm import Algorithm, AlgorithmEntry, AlgorithmSettings, Registry, RunSettings
@@ -277,6 +278,7 @@ class RunExecutor:
                 lora=execution.settings.lora,
                 base_model=base,
                 optimizer_steps_per_step=execution.settings.optimizer_steps_per_step,
+                purpose=REWARD_MODEL if execution.settings.makes_reward_model else "",
             )
             policy = Policy(services, trainer, publishing)
         else:
@@ -325,12 +327,28 @@ class RunExecutor:
                 compute=settings.compute,
                 critic=settings.critic_plan,
                 reference_dir=reference,
+                reward_dir=await self._reward_model(execution) if settings.scored_by else None,
                 lora=settings.lora,
                 exchange=settings.exchange,
                 training_run=entry.run.name,
                 project=entry.run.project,
             ),
             entry.events.notify,
+        )
+
+    async def _reward_model(self, execution: _Execution) -> Path:
+        """Returns the folder of the reward model that scores the run's rollouts.
+
+        Raises:
+            RunFailed: if it is gone or is no reward model.
+        """
+        return await execution.control.unless_stopped(
+            reward_model_folder(
+                execution.settings.scored_by,
+                resources=execution.resources,
+                files=execution.entry.files,
+                roots=self.model_roots,
+            )
         )
 
     async def cancel_rollouts(self, entry: Entry) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from fulmen_algorithm.rollouts.groups import FinishedGroup
+from fulmen_algorithm.rollouts.groups import REWARD_MODEL, FinishedGroup
 
 
 class Outcome(StrEnum):
@@ -43,6 +43,8 @@ class Consumed:
 
     def record(self, *, branch: int, step: int) -> Mapping[str, object]:
         """Returns the line of `consumed.jsonl`."""
+        key = (REWARD_MODEL, None, b"")
+        scores = {r.name: r.rewards[key] for r in self.group.rollouts if key in r.rewards}
         return {
             "branch": branch,
             "step": step,
@@ -50,6 +52,7 @@ class Consumed:
             "outcome": self.outcome.value,
             "rollouts": [r.name for r in self.group.rollouts],
             "trained": list(self.trained),
+            **({"reward_model": scores} if scores else {}),
         }
 
 

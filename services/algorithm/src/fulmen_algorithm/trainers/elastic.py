@@ -113,6 +113,10 @@ class ElasticTrainer:
         """Computes the same under the frozen reference."""
         return await self._ask(lambda group: group.reference_logprobs(rows, settings=settings))
 
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the reward model."""
+        return await self._ask(lambda group: group.reward_logprobs(rows, settings=settings))
+
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
         """Writes the present weights for engines."""
         return await self._ask(lambda group: group.write_weights(folder, order), written=folder)

@@ -90,6 +90,10 @@ class InProcessTrainer:
         """Computes the same under the frozen reference."""
         return await self._thread.run(self._trainer.reference_logprobs, rows, settings=settings)
 
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the reward model."""
+        return await self._thread.run(self._trainer.reward_logprobs, rows, settings=settings)
+
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
         """Writes the present weights for engines."""
         written = await self._thread.run(self._trainer.write_weights, folder, order)

@@ -46,11 +46,17 @@ class LocalTrainer:
     """Blocking implementation of `policy.trainer.Trainer`; all ranks of a group make the same calls."""
 
     def __init__(
-        self, state: TrainingState, *, randomness: OwnRandomness, reference: PolicyModel | None = None
+        self,
+        state: TrainingState,
+        *,
+        randomness: OwnRandomness,
+        reference: PolicyModel | None = None,
+        reward_model: PolicyModel | None = None,
     ) -> None:
         self._state = state
         self._randomness = randomness
         self._reference = reference
+        self._reward_model = reward_model
         self._is_whole = True
         self._handed_over: BatchProgress | None = None
 
@@ -74,11 +80,13 @@ class LocalTrainer:
             raise RunFailed(str(error)) from error
         if ranks.leads:
             _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
-        reference = None
-        if setup.reference_dir is not None:
-            reference = load_policy(setup.reference_dir, devices.reference, mesh=mesh)
-            reference.model.requires_grad_(False)
-            reference.prepare(setup.compute, replace(ranks, device=torch.device(devices.reference)))
+        frozen = replace(ranks, device=torch.device(devices.reference))
+        reference, reward_model = (
+            None if folder is None else _load_frozen(folder, setup, frozen, mesh)
+            for folder in (setup.reference_dir, setup.reward_dir)
+        )
+        if reward_model is not None:
+            _check_same_tokens(reward_model, policy)
         state = make_state(policy, setup.optimizer)
         if setup.exchange is not None:
             state.reducer = _open_reducer(setup, policy)
@@ -86,7 +94,7 @@ class LocalTrainer:
             state.critic = _load_critic(setup, setup.critic, policy, devices.critic)
         if ranks.rank:
             randomness = OwnRandomness(setup.seed + ranks.rank)
-        return cls(state, randomness=randomness, reference=reference)
+        return cls(state, randomness=randomness, reference=reference, reward_model=reward_model)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -129,6 +137,12 @@ class LocalTrainer:
         if self._reference is None:
             raise AssertionError("the setup named no reference policy")
         return logprobs_of(self._reference, rows, settings=settings, trained_only=True)
+
+    def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the reward model."""
+        if self._reward_model is None:
+            raise AssertionError("the setup named no reward model")
+        return logprobs_of(self._reward_model, rows, settings=settings, trained_only=True)
 
     def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights | None:
         """Writes the present weights for engines; only rank 0 writes and gets a result."""
@@ -187,6 +201,20 @@ class LocalTrainer:
         """Returns the batch that this call goes on with; the next call begins a new one."""
         begun, self._handed_over, self._state.batch = self._handed_over, None, None
         return begun
+
+
+def _load_frozen(folder: Path, setup: TrainerSetup, ranks: Ranks, mesh: DeviceMesh | None) -> PolicyModel:
+    """Loads a model that does not train, beside the policy."""
+    loaded = load_policy(folder, str(ranks.device), mesh=mesh)
+    loaded.model.requires_grad_(False)
+    loaded.prepare(setup.compute, ranks)
+    return loaded
+
+
+def _check_same_tokens(reward_model: PolicyModel, policy: PolicyModel) -> None:
+    # It reads the tokens that the policy sampled.
+    if reward_model.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise RunFailed("The reward model has another tokenizer than the policy, whose tokens it is to score.")
 
 
 def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:

@@ -56,7 +56,7 @@ class RankGroupTrainer:
         """
         wishes = replace(
             wishes_of(setup.compute, options),
-            folders=[each for each in (setup.model_dir, setup.reference_dir) if each is not None],
+            folders=sorted(setup.folders),
             written=[setup.run_dir] if setup.run_dir is not None else [],
         )
         parallel = setup.compute.parallel
@@ -104,6 +104,11 @@ class RankGroupTrainer:
     async def reference_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
         """Computes the same under the frozen reference."""
         found: list[list[float]] = await self._call("reference_logprobs", rows, settings=settings)
+        return found
+
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Computes the same under the reward model."""
+        found: list[list[float]] = await self._call("reward_logprobs", rows, settings=settings)
         return found
 
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:

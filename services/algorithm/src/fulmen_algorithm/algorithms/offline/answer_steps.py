@@ -8,6 +8,7 @@ the loss needs the log-probabilities of whole answers and the answers of a pair 
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from pydantic import Field
 
@@ -61,6 +62,33 @@ class AnswerSettings(EpochSettings):
         )
 
 
+class PairSettings(AnswerSettings):
+    """Settings in addition to those of every algorithm on answers.
+
+    Attributes:
+        pairs_per_group: Maximum number of pairs of a group of stored rollouts: the best and the worst, the second best
+            and the second worst, and so on.
+        min_gap: Minimum difference between the rewards of a pair of stored rollouts.
+    """
+
+    pairs_per_group: int = Field(default=1, ge=1, le=500)
+    min_gap: float = Field(default=1e-6, gt=0)
+
+
+class FollowsSlopes(Protocol):
+    """Trains on answers."""
+
+    async def follow(self, answers: Sequence[Answer], slopes: Sequence[float]) -> StepResult:
+        """Takes one optimiser step against the slopes of the loss."""
+
+
+async def follow_rows(ctx: RunContext, rows: Sequence[Row], settings: StepSettings) -> StepResult:
+    """Takes one optimiser step on rows whose advantages are the negative slopes times the number of rows."""
+    step = ctx.progress.step
+    results = await ctx.policy.train(rows, settings=settings, batch=BatchSettings(), seed=step, current_version=step)
+    return results[0]
+
+
 class AnswerTrainer:
     """Measures answers and trains on them; the reference's part is measured once per answer."""
 
@@ -91,11 +119,7 @@ class AnswerTrainer:
             for answer, slope in zip(answers, slopes, strict=True)
             for row in answer.rows
         ]
-        step = self._ctx.progress.step
-        results = await self._ctx.policy.train(
-            rows, settings=self._settings, batch=BatchSettings(), seed=step, current_version=step
-        )
-        return results[0]
+        return await follow_rows(self._ctx, rows, self._settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +142,7 @@ Assess = Callable[[Sequence[int]], Awaitable[Assessed]]
 
 
 async def train_on_answers(
-    ctx: RunContext, settings: AnswerSettings, trainer: AnswerTrainer, assess: Assess, *, count: int, held_out: int
+    ctx: RunContext, settings: AnswerSettings, trainer: FollowsSlopes, assess: Assess, *, count: int, held_out: int
 ) -> None:
     """Trains to the end and publishes.
 

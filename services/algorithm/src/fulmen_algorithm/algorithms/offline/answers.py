@@ -149,6 +149,26 @@ def best_against_worst(answers: Mapping[str, Answer], *, pairs_per_group: int, m
     return pairs
 
 
+async def pairs_of(ctx: RunContext, *, token_budget: int, pairs_per_group: int, min_gap: float) -> list[Pair]:
+    """Returns the pairs of all inputs; see `best_against_worst` for those of stored groups.
+
+    Raises:
+        RunFailed: if there are none.
+    """
+    groups = await stored_groups(ctx)
+    answers = await answers_of(ctx, groups, token_budget=token_budget)
+    stored = best_against_worst(answers, pairs_per_group=pairs_per_group, min_gap=min_gap)
+    pairs = [*await preferred_pairs(ctx, token_budget=token_budget), *stored]
+    if not pairs:
+        raise RunFailed(
+            f"There is no pair to learn from: in none of {len(groups)} stored groups do the rewards of two usable "
+            f"rollouts differ by min_gap ({min_gap:g})."
+        )
+    if groups and not ctx.progress.step:
+        ctx.notify("info", f"{len(groups)} stored groups give {len(stored)} pairs.")
+    return pairs
+
+
 def split(
     examples: Sequence[Example], groups: Iterable[str], *, share: float, seed: int
 ) -> tuple[list[Example], list[Example]]:

@@ -6,42 +6,26 @@ eq. 17. Of a rollout with several turns exactly the sampled tokens count.
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
 from fulmen_algorithm.algorithms.offline.answer_steps import (
-    AnswerSettings,
     AnswerTrainer,
     Assessed,
+    PairSettings,
     train_on_answers,
 )
-from fulmen_algorithm.algorithms.offline.answers import (
-    SOURCES,
-    Pair,
-    answers_of,
-    best_against_worst,
-    preferred_pairs,
-    split,
-    stored_groups,
-)
+from fulmen_algorithm.algorithms.offline.answers import SOURCES, pairs_of, split
 from fulmen_algorithm.algorithms.offline.preference_losses import PairLoss, SigmoidLoss, pair_slopes
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
-from fulmen_algorithm.runs.failure import RunFailed
 
 
-class DpoSettings(AnswerSettings):
-    """Settings of `dpo`, in addition to those of every algorithm on answers.
+class DpoSettings(PairSettings):
+    """Settings of `dpo`, in addition to those of every algorithm on pairs.
 
     Attributes:
         loss: Loss of a pair: `{kind = "sigmoid", beta = 0.1}` or `{kind = "ipo", beta = 0.1}`.
-        pairs_per_group: Maximum number of pairs of a group of stored rollouts: the best and the worst, the second best
-            and the second worst, and so on.
-        min_gap: Minimum difference between the rewards of a pair of stored rollouts.
     """
 
     loss: PairLoss = SigmoidLoss()
-    pairs_per_group: int = Field(default=1, ge=1, le=500)
-    min_gap: float = Field(default=1e-6, gt=0)
 
 
 class Dpo:
@@ -53,7 +37,12 @@ class Dpo:
     async def run(self, ctx: RunContext) -> None:
         """Trains to the end and publishes; see `Algorithm`."""
         settings = self._settings
-        pairs = await self._pairs(ctx)
+        pairs = await pairs_of(
+            ctx,
+            token_budget=settings.token_budget,
+            pairs_per_group=settings.pairs_per_group,
+            min_gap=settings.min_gap,
+        )
         train, held_out = split(pairs, [p[0].group for p in pairs], share=settings.held_out, seed=settings.seed)
         examples, trainer = [*train, *held_out], AnswerTrainer(ctx, settings)
 
@@ -74,26 +63,6 @@ class Dpo:
             return Assessed(answers=answers, slopes=slopes.by_answer, metrics=metrics)
 
         await train_on_answers(ctx, settings, trainer, assess, count=len(train), held_out=len(held_out))
-
-    async def _pairs(self, ctx: RunContext) -> list[Pair]:
-        """Returns the pairs of all inputs.
-
-        Raises:
-            RunFailed: if there are none.
-        """
-        settings = self._settings
-        groups = await stored_groups(ctx)
-        answers = await answers_of(ctx, groups, token_budget=settings.token_budget)
-        stored = best_against_worst(answers, pairs_per_group=settings.pairs_per_group, min_gap=settings.min_gap)
-        pairs = [*await preferred_pairs(ctx, token_budget=settings.token_budget), *stored]
-        if not pairs:
-            raise RunFailed(
-                f"There is no pair to learn from: in none of {len(groups)} stored groups do the rewards of two usable "
-                f"rollouts differ by min_gap ({settings.min_gap:g})."
-            )
-        if groups and not ctx.progress.step:
-            ctx.notify("info", f"{len(groups)} stored groups give {len(stored)} pairs.")
-        return pairs
 
 
 ENTRIES = (AlgorithmEntry(name="dpo", settings=DpoSettings, make=Dpo, any_of=SOURCES),)

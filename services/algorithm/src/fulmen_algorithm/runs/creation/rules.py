@@ -36,6 +36,7 @@ from fulmen_algorithm.runs.creation.policies import (
     place_problems,
     version_problems,
 )
+from fulmen_algorithm.runs.creation.reward_models import reward_model_problems
 from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
@@ -200,6 +201,9 @@ async def checked_with_resources(
         violations += await _source_problems(draft, resources, knows_run)
         if settings is not None:
             violations += await earlier_problems(draft.project, settings, resources, knows_run)
+            violations += await reward_model_problems(
+                draft.project, draft.policy, settings, resources, rules.model_roots
+            )
         if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
             violations += await version_problems(draft.policy, resources)
     return settings, violations

@@ -29,7 +29,7 @@ def folders_of(method: str, arguments: Mapping[str, Any]) -> CallFolders:
     for name, value in arguments.items():
         match value:
             case TrainerSetup():
-                read |= {each for each in (value.model_dir, value.reference_dir) if each is not None}
+                read |= value.folders
             case WeightsOrder() if value.adapters:
                 read.add(Path(value.adapters))
             case HandOver():
@@ -47,11 +47,12 @@ def moved(arguments: Mapping[str, Any], places: Mapping[Path, Path]) -> dict[str
 def _moved(value: Any, places: Mapping[Path, Path]) -> Any:
     match value:
         case TrainerSetup():
-            reference = value.reference_dir
+            reference, reward = value.reference_dir, value.reward_dir
             return replace(
                 value,
                 model_dir=places.get(value.model_dir, value.model_dir),
                 reference_dir=None if reference is None else places.get(reference, reference),
+                reward_dir=None if reward is None else places.get(reward, reward),
             )
         case WeightsOrder() if value.adapters:
             return replace(value, adapters=str(places.get(Path(value.adapters), value.adapters)))
