@@ -1,4 +1,4 @@
-"""Runs of `reward_model` learn which answer is better, and a policy that is trained on their scores gives better answers."""
+"""Runs of `reward_model` learn which of two answers is better."""
 
 import json
 import random
