@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ReinforcePP,
         Rejection,
         Replay,
+        RewardModel,
         Serve,
     )
 
@@ -65,6 +66,7 @@ __all__ = [
     "ReinforcePP",
     "Rejection",
     "Replay",
+    "RewardModel",
     "RLOO",
     "SFT",
     "Serve",
@@ -123,7 +125,7 @@ _MODULES = {
     "fulmen.training.algorithm": ("Algorithm",),
     "fulmen.training.algorithms": (
         "APO", "CISPO", "DAPO", "DPO", "DrGRPO", "Evaluate", "GEPA", "GRPO", "GSPO", "KTO", "PPO", "ReinforcePP", "Rejection",
-        "Replay", "RLOO", "SFT", "Serve",
+        "Replay", "RewardModel", "RLOO", "SFT", "Serve",
     ),
     "fulmen.spans.tracing": ("flush",),
 }  # fmt: skip

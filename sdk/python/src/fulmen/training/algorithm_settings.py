@@ -161,6 +161,8 @@ class GrpoSettings(PolicyGradientSettings, total=False):
             those that are nearly solved more often.
         opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
             `<policy>-past`.
+        reward_model: Reward model whose score adds to the reward of each training rollout, such as
+            `{model = "judge@3", coefficient = 1.0}`; null for none. Validation is by agent and grader alone.
     """
 
     group_size: int
@@ -170,6 +172,7 @@ class GrpoSettings(PolicyGradientSettings, total=False):
     on_no_signal: str | None
     curriculum: Mapping[str, Any]
     opponents: Mapping[str, Any]
+    reward_model: Mapping[str, Any] | None
 
 
 class DistillSettings(GrpoSettings, total=False):
@@ -240,19 +243,27 @@ class AnswerSettings(EpochSettings, total=False):
     held_out: float
 
 
-class DpoSettings(AnswerSettings, total=False):
-    """Settings of `dpo`, in addition to those of every algorithm on answers.
+class PairSettings(AnswerSettings, total=False):
+    """Settings in addition to those of every algorithm on answers.
 
     Attributes:
-        loss: Loss of a pair: `{kind = "sigmoid", beta = 0.1}` or `{kind = "ipo", beta = 0.1}`.
         pairs_per_group: Maximum number of pairs of a group of stored rollouts: the best and the worst, the second best
             and the second worst, and so on.
         min_gap: Minimum difference between the rewards of a pair of stored rollouts.
     """
 
-    loss: Mapping[str, Any]
     pairs_per_group: int
     min_gap: float
+
+
+class DpoSettings(PairSettings, total=False):
+    """Settings of `dpo`, in addition to those of every algorithm on pairs.
+
+    Attributes:
+        loss: Loss of a pair: `{kind = "sigmoid", beta = 0.1}` or `{kind = "ipo", beta = 0.1}`.
+    """
+
+    loss: Mapping[str, Any]
 
 
 class KtoSettings(AnswerSettings, total=False):
@@ -270,6 +281,19 @@ class KtoSettings(AnswerSettings, total=False):
     beta: float
     desirable_weight: float
     undesirable_weight: float
+
+
+class RewardModelSettings(PairSettings, total=False):
+    """Settings of `reward_model`, in addition to those of every algorithm on pairs.
+
+    Attributes:
+        margin: Factor of the difference of the rewards of a pair by which its scores are to differ; 0 for none. The rewards
+            of a pair of `preferences` are 1 and 0.
+        centring: Coefficient of the squared sum of the scores of a pair, which keeps their mean near 0; 0 for none.
+    """
+
+    margin: float
+    centring: float
 
 
 class SearchSettings(RunSettings, total=False):

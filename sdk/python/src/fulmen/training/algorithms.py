@@ -23,6 +23,7 @@ __all__ = [
     "ReinforcePP",
     "Rejection",
     "Replay",
+    "RewardModel",
     "RLOO",
     "Serve",
     "SFT",
@@ -192,6 +193,17 @@ class Replay(Algorithm):
     def __init__(self, **settings: Unpack[algorithm_settings.ReplaySettings]) -> None:
         """Keeps the settings that differ from the defaults of the service."""
         super().__init__("replay", **settings)
+
+
+class RewardModel(Algorithm):
+    """Learns a scalar score of answers from pairs of them, of a data set or of stored groups (Bradley-Terry).
+
+    Its settings are those of `RewardModelSettings`; see docs/algorithms-rl.md.
+    """
+
+    def __init__(self, **settings: Unpack[algorithm_settings.RewardModelSettings]) -> None:
+        """Keeps the settings that differ from the defaults of the service."""
+        super().__init__("reward_model", **settings)
 
 
 class RLOO(Algorithm):

@@ -86,7 +86,6 @@ class Policy:
         self._past_served = False
         self._notify = services.entry.events.notify
         self._keep_models = settings.keep_models
-        self._purpose = {"purpose": settings.purpose} if settings.purpose else {}
         self._per_step = settings.optimizer_steps_per_step
         self._supervised = (0, 0)
         self._served = False
@@ -101,6 +100,7 @@ class Policy:
             weights=settings.weights,
             lora=settings.lora,
             base_model=settings.base_model,
+            purpose=settings.purpose,
         )
         self._roles = frozenset(settings.lora.roles if settings.lora is not None else ())
         noted = services.entry.files.notes().get(BEST)
@@ -404,13 +404,7 @@ class Policy:
         parent, branch = self._parent(), self._recorder.progress.branch
         # The same weights after a crash get the same version; other weights never do.
         request_id = in_branch(f"{self._entry.run.run_id}/{step}/{saved.sha256[:32]}", branch)
-        description = {
-            **self._versions.describe(saved),
-            **self._purpose,
-            "run": self._entry.run.name,
-            "step": step,
-            "parent": parent,
-        }
+        description = {**self._versions.describe(saved), "run": self._entry.run.name, "step": step, "parent": parent}
         if saved.base:
             request_id += f"/from-{saved.base}"
         if equals:

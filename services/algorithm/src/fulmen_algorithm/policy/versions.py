@@ -111,13 +111,15 @@ class Versions:
         weights: WeightsSettings,
         lora: LoraSettings | None = None,
         base_model: Path | None = None,
+        purpose: str = "",
     ) -> None:
-        """`base_model` is the folder on which adapters were trained."""
+        """`base_model` is the folder on which adapters were trained; `purpose` see `policy.PublishSettings`."""
         self._files = files
         self._trainer = trainer
         self._weights = weights
         self._lora = lora
         self._base_model = base_model
+        self._purpose = purpose
         self._base: VersionRecord | None = None
         self._rebuilt: dict[int, Path] = {}
         self._rebuilding = asyncio.Lock()
@@ -209,6 +211,8 @@ class Versions:
             "dtype": self._weights.number_format,
             "size_bytes": saved.size_bytes,
         }
+        if self._purpose:
+            description["purpose"] = self._purpose
         if saved.base:
             base = self.records[saved.base]
             description |= {"base": base.name, "base_sha256": base.sha256}
