@@ -107,6 +107,15 @@ async def test_the_frozen_reference_is_the_first_policy_for_ever(alone, group, r
         assert one[1:] == pytest.approx(other[1:], abs=1e-5)
 
 
+async def test_the_reward_model_scores_on_ranks_as_in_one_process(alone, group, rows, start):
+    await start(group)
+    before = await group.reward_logprobs(rows, settings=STEP)
+    await steps(group, rows, count=1)
+    assert await group.reward_logprobs(rows, settings=STEP) == before
+    for one, other in zip(before, await alone.reward_logprobs(rows, settings=STEP), strict=True):
+        assert one[1:] == pytest.approx(other[1:], abs=1e-5)
+
+
 async def test_a_trainer_resumes_from_the_state_of_another(alone, group, rows, start, tmp_path):
     for writer, reader in ((alone, group), (group, alone)):
         await start(writer)

@@ -57,6 +57,10 @@ class BookTrainer:
         """Raises: no run of these tests calls it."""
         raise NotImplementedError
 
+    async def reward_logprobs(self, rows: Sequence[Row], *, settings: StepSettings) -> list[list[float]]:
+        """Raises: no run of these tests calls it."""
+        raise NotImplementedError
+
     async def write_weights(self, folder: Path, order: WeightsOrder) -> WrittenWeights:
         weights = write_book(folder, self.book)
         size = weights.size_bytes

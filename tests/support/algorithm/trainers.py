@@ -26,7 +26,9 @@ def setup_of(model_dir: Path, compute: ComputeSettings) -> TrainerSetup:
     optimizer = OptimizerSettings(
         learning_rate=1e-3, weight_decay=0.1, schedule=Schedule.LINEAR, warmup_steps=2, total_steps=20
     )
-    return TrainerSetup(model_dir=model_dir, optimizer=optimizer, seed=3, compute=compute, reference_dir=model_dir)
+    return TrainerSetup(
+        model_dir=model_dir, optimizer=optimizer, seed=3, compute=compute, reference_dir=model_dir, reward_dir=model_dir
+    )
 
 
 async def weights_of(trainer: Trainer, folder: Path) -> dict[str, bytes]:
