@@ -38,7 +38,9 @@ def settings_folder(name: str) -> Path:
 
 def run(command: list[str], repository: Path, settings: Mapping[str, str]) -> int:
     """Runs a harness in the repository, with variables of its own; returns its exit status."""
-    # Whatever the policy runs must find neither the test, which the task has, nor a file to write rewards in.
+    # Whatever the policy runs must find neither the test, which the task has, nor a file to write rewards in, nor what is in a home:
+    # login shells would run its profile in each command.
     given = {name: value for name, value in os.environ.items() if not name.startswith("FULMEN_")}
+    given["HOME"] = str(settings_folder("home"))
     done = subprocess.run(command, cwd=repository, env={**given, **settings}, stdin=subprocess.DEVNULL, check=False)
     return done.returncode
