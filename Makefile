@@ -49,7 +49,7 @@ test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole
 	@WORKERS=3 FULMEN_TEST_SOAK=$(or $(SOAK),$(if $(SHORT),1,10)) FULMEN_TEST_SEED=$(SEED) \
 		tools/test.sh -v -m "$(if $(SHORT),long(short=True),long)" $(ARGS)
 
-test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, CrewAI and others as they are (1.3 GB in .venv-frameworks; LONG=1: 3.6 GB, with Tinker, verifiers, OpenEnv)
+test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, CrewAI and others as they are (and Claude Code, Codex: 2.7 GB in .venv-frameworks; LONG=1: 5 GB, with Tinker, verifiers, OpenEnv)
 	@tools/framework_envs.sh
 	@$(if $(LONG),tools/framework_envs.sh verifiers openenv && tools/tinker_env.sh,true)
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 $(if $(LONG),,-m "not long") tests/frameworks

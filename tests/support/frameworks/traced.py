@@ -149,7 +149,10 @@ class Stage:
 
     async def run(self, *programs: tuple[dict[str, Any], str]) -> list[Traced]:
         """Runs programs at once, each given as the specification of its agent and a question."""
-        created = [rollout for spec, question in programs for rollout in [await self._rollout(spec, question)]]
+        return await self.play(*[await self._rollout(spec, question) for spec, question in programs])
+
+    async def play(self, *created: rollout_pb2.Rollout) -> list[Traced]:
+        """Creates rollouts, and waits until all have ended."""
         answer = await self.stubs.rollouts.BatchCreateRollouts(
             rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=created)
         )
@@ -159,13 +162,14 @@ class Stage:
 
     async def _rollout(self, spec: dict[str, Any], question: str) -> rollout_pb2.Rollout:
         files = {path.name: path.read_text() for path in EXAMPLES.iterdir() if path.is_file()}
-        bundle = await self._publish("bundle", bundle_of(files | spec.pop("files", {})))
+        bundle = await self.publish("bundle", bundle_of(files | spec.pop("files", {})))
         variables = {"AGENT_MODEL": MODEL, **spec.pop("environment", {})}
         content = spec_of(bundle=bundle, environment=variables, python_grader="grader.py:grade", **spec)
-        [rollout] = rollouts_of(await self._publish("agent", content), [{"question": question}], max_attempts=1)
+        [rollout] = rollouts_of(await self.publish("agent", content), [{"question": question}], max_attempts=1)
         return rollout
 
-    async def _publish(self, kind: str, content: bytes) -> str:
+    async def publish(self, kind: str, content: bytes) -> str:
+        """Publishes a bundle or an agent; returns the version's name."""
         version = resource_pb2.ResourceVersion(name=f"resources/{kind}.frameworks", kind=kind, content=content)
         request = resource_service_pb2.PublishResourcesRequest(resources=[version])
         return (await self.stubs.resources.PublishResources(request)).resources[0].name
@@ -214,13 +218,18 @@ def asked(node: Node) -> Any:
 
 
 @asynccontextmanager
-async def a_stage(script: Script = multiply) -> AsyncIterator[Stage]:
-    """Runs a store over PostgreSQL, a backend whose model follows a script, and a proxy with a trainable route to it."""
+async def a_stage(script: Script = multiply, make: type[Backend] = Backend) -> AsyncIterator[Stage]:
+    """Runs a store over PostgreSQL, a backend whose model follows a script, and a proxy with a trainable route to it.
+
+    Args:
+        script: what the model says.
+        make: the backend's class.
+    """
     server = shared_server()
     dsn = server.fresh_database()
     async with (
         running_store(dsn) as store,
-        Backend(script=script) as backend,
+        make(script=script) as backend,
         running_proxy(store.target, signing_key=SIGNING_KEY) as proxy,
         Outside() as outside,
     ):

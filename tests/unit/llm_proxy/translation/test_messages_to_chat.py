@@ -159,6 +159,19 @@ def test_tools_and_how_they_are_chosen(choice: JSON, told: JSON) -> None:
     assert {name: read[name] for name in ("tool_choice", "parallel_tool_calls") if name in read} == told
 
 
+def test_a_deferred_tool_is_offered_from_the_call_on_whose_result_refers_to_it() -> None:
+    tools = [{"name": "find"}, {"name": "fetch", "defer_loading": True}, {"name": "never", "defer_loading": True}]
+    asked: list[JSON] = [user(text("go")), {"role": "assistant", "content": [tool_use("find", "t1")]}]
+    found = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "fetch"}]}
+
+    before, after = to_chat(tools=tools), to_chat(tools=tools, messages=[*asked, user(found)])
+
+    assert [tool["function"]["name"] for tool in before["tools"]] == ["find"]
+    assert [tool["function"]["name"] for tool in after["tools"]] == ["find", "fetch"]
+    told = {"role": "tool", "tool_call_id": "t1", "content": "The tool fetch can be called now."}
+    assert after["messages"][-1] == told
+
+
 def test_a_schema_an_effort_and_a_user_have_their_own_fields() -> None:
     config = {"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}}
     told = to_chat(output_config=config, metadata={"user_id": "u"})
@@ -335,7 +348,7 @@ def conversations(draw: st.DrawFn) -> list[JSON]:
 
 
 @settings(deadline=None)
-@given(turns=conversations(), system=st.lists(words.filter(bool).map(text), max_size=2))
+@given(turns=conversations(), system=st.lists(words.filter(str.strip).map(text), max_size=2))
 def test_a_conversation_comes_back_from_a_round_trip_as_it_was(turns: list[JSON], system: list[JSON]) -> None:
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("add", "look_up")]
     request = {"model": "m", "max_tokens": 5, "messages": turns, "tools": tools, "stop_sequences": ["x"], "top_k": 2}

@@ -178,8 +178,8 @@ def test_options_are_renamed_and_unknown_fields_pass() -> None:
         ({"input": "x", "conversation": "conv"}, "`conversation`"),
         ({"input": "x", "truncation": "auto"}, "`truncation`"),
         (
-            {"input": "x", "tools": [{"type": "web_search"}, {"type": "custom", "name": "sh"}]},
-            "'web_search' of type 'web_search'; the tool 'sh' of type 'custom'",
+            {"input": "x", "tools": [{"type": "web_search"}, {"type": "mcp", "name": "sh"}]},
+            "'web_search' of type 'web_search'; the tool 'sh' of type 'mcp'",
         ),
         ({"input": "x", "tools": [FUNCTION], "tool_choice": {"type": "mcp"}}, "'mcp'"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, r"input\[0\] of type 'item_reference'"),

@@ -34,6 +34,7 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: msgspec.Raw = ABSENT
     tool_use_id: str | None = None
+    tool_name: str | None = None
     is_error: bool | None = None
     content: msgspec.Raw = ABSENT
     source: Source | str | None = None
@@ -56,6 +57,7 @@ class Tool(msgspec.Struct):
     description: str | None = None
     input_schema: msgspec.Raw = ABSENT
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(msgspec.Struct):

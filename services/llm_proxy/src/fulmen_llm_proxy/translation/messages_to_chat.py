@@ -33,7 +33,7 @@ from fulmen_llm_proxy.translation.message_shapes import (
     Turn,
 )
 from fulmen_llm_proxy.translation.message_stream import MessageStream
-from fulmen_llm_proxy.translation.messages_turns import chat_messages
+from fulmen_llm_proxy.translation.messages_turns import chat_messages, referred_tools
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 _SYSTEM = msgspec.json.Decoder(str | list[Block] | None)
@@ -125,7 +125,7 @@ class MessagesToChat:
             translated["user"] = metadata.user_id
         if read(fields, "mcp_servers", _SERVERS, None):
             unsupported.param("mcp_servers", "mcp_servers (servers that Anthropic's service calls)")
-        translated |= _tools(fields, unsupported)
+        translated |= _tools(fields, turns, unsupported)
         translated |= _output(fields)
         unsupported.check()
         kept = {name: raw for name, raw in fields.items() if name not in _TRANSLATED | _DROPPED}
@@ -171,10 +171,16 @@ class MessagesToChat:
         return self._stream.end()
 
 
-def _tools(fields: Fields, unsupported: UnsupportedFields) -> JSON:
+def _tools(fields: Fields, turns: list[Turn], unsupported: UnsupportedFields) -> JSON:
     translated: JSON = {}
     given_tools = read(fields, "tools", _TOOLS, None) or ()
-    tools = [_tool(f"tools[{index}]", tool, unsupported) for index, tool in enumerate(given_tools)]
+    # Anthropic's service, too, shows a deferred tool to the model only once it is referred to.
+    known = referred_tools(turns) if any(tool.defer_loading for tool in given_tools) else set()
+    tools = [
+        _tool(f"tools[{index}]", tool, unsupported)
+        for index, tool in enumerate(given_tools)
+        if not tool.defer_loading or tool.name in known
+    ]
     if kept := [tool for tool in tools if tool]:
         translated["tools"] = kept
     choice = read(fields, "tool_choice", _TOOL_CHOICE, None)

@@ -22,6 +22,7 @@ block, so that the block can be returned in the same field. Other servers ignore
 TOOL_FAILED = "Error: "
 """Prefix of a failed tool's result, for which chat messages have no field."""
 
+_REFERENCE = b"tool_reference"
 _RESULT = msgspec.json.Decoder(str | list[Block])
 
 
@@ -30,6 +31,13 @@ class _InvalidInput(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _INVALID_INPUT = msgspec.json.Decoder(_InvalidInput)
+
+
+def referred_tools(turns: list[Turn]) -> set[str]:
+    """Returns the names of the tools to which results in the conversation refer, such as those of a search for tools."""
+    blocks = [block for turn in turns for block in _blocks(turn.content) if block.type == "tool_result"]
+    found = [item for block in blocks if _REFERENCE in bytes(block.content) for item in _read_result("messages", block)]
+    return {item.tool_name for item in found if item.type == "tool_reference" and item.tool_name}
 
 
 def chat_messages(system: str | list[Block] | None, turns: list[Turn], unsupported: UnsupportedFields) -> list[JSON]:
@@ -117,6 +125,8 @@ class _Conversation:
         match block.type:
             case "text":
                 return [_text(block.text or "")]
+            case "tool_reference" if block.tool_name:
+                return [_text(f"The tool {block.tool_name} can be called now.")]
             case "image":
                 return self._image(place, source)
             case "document":

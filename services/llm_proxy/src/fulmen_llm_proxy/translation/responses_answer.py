@@ -7,7 +7,7 @@ response ends, unless it failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +16,7 @@ from fulmen_llm_proxy.apis.api import NULL, encode
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.apis.sse import encode_event
 from fulmen_llm_proxy.translation.chat_pieces import Delta, ToolPiece, Usage
+from fulmen_llm_proxy.translation.responses_tools import OwnTool, input_of
 
 JSON = dict[str, object]
 
@@ -39,6 +40,7 @@ _ECHOED = {
 }
 """Fields of the request that the answer repeats, with their defaults."""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _TEXT_EVENTS = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
@@ -81,13 +83,18 @@ class _Growing:
     def id(self) -> str:
         return str(self.item["id"])
 
+    @property
+    def is_custom(self) -> bool:
+        return self.item["type"] == "custom_tool_call"
+
 
 class ResponseBuilder:
     """Builds one answer; `drain` returns its events."""
 
-    def __init__(self, request: Fields, *, streaming: bool) -> None:
-        """Sets the caller's request, parts of which the answer repeats."""
+    def __init__(self, request: Fields, tools: Mapping[str, OwnTool], *, streaming: bool) -> None:
+        """Sets the caller's request, parts of which the answer repeats, and its tools by the functions they became."""
         self._request = request
+        self._tools = tools
         self._streaming = streaming
         self._events: list[bytes] = []
         self._sequence = 0
@@ -211,12 +218,13 @@ class ResponseBuilder:
         function = piece.function
         if growing is None:
             call_id = piece.id or f"call_{self._name}_{index}"
-            name = "" if function is None else function.name or ""
-            growing = self._calls[index] = self._open("function_call", call_id=call_id, name=name, arguments="")
+            growing = self._calls[index] = self._open_call(call_id, "" if function is None else function.name or "")
         if function is not None and function.name and not growing.item["name"]:
             growing.item["name"] = function.name
         if function is not None and function.arguments:
             growing.arguments.append(function.arguments)
+            if growing.is_custom:
+                return  # its input is known when the arguments are complete
             self._emit(
                 "response.function_call_arguments.delta",
                 item_id=growing.id,
@@ -224,9 +232,16 @@ class ResponseBuilder:
                 delta=function.arguments,
             )
 
+    def _open_call(self, call_id: str, name: str) -> _Growing:
+        own = self._tools.get(name) or OwnTool(name)
+        space = {} if own.namespace is None else {"namespace": own.namespace}
+        if own.custom:
+            return self._open("custom_tool_call", call_id=call_id, name=own.name, **space, input="")
+        return self._open("function_call", call_id=call_id, name=own.name, **space, arguments="")
+
     def _open(self, item_type: str, **fields: object) -> _Growing:
         index = len(self._output)
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item_type]
+        prefix = _PREFIXES[item_type]
         item: JSON = {"id": f"{prefix}_{self._name}_{index}", "type": item_type, "status": "in_progress", **fields}
         if item_type == "message":
             item |= {"role": "assistant", "content": []}
@@ -264,14 +279,16 @@ class ResponseBuilder:
 
     def _close_call(self, growing: _Growing, status: str) -> None:
         arguments = "".join(growing.arguments)
-        growing.item |= {"arguments": arguments, "status": status}
-        self._emit(
-            "response.function_call_arguments.done",
-            item_id=growing.id,
-            output_index=growing.index,
-            name=growing.item["name"],
-            arguments=arguments,
-        )
+        place: JSON = {"item_id": growing.id, "output_index": growing.index}
+        if growing.is_custom:
+            given = input_of(arguments)
+            growing.item |= {"input": given, "status": status}
+            self._emit("response.custom_tool_call_input.delta", **place, delta=given)
+            self._emit("response.custom_tool_call_input.done", **place, input=given)
+        else:
+            growing.item |= {"arguments": arguments, "status": status}
+            name = growing.item["name"]
+            self._emit("response.function_call_arguments.done", **place, name=name, arguments=arguments)
         self._emit("response.output_item.done", output_index=growing.index, item=growing.item)
 
     def _at(self, growing: _Growing, part: _Part) -> JSON:

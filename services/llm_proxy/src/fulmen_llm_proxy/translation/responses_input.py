@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fulmen_llm_proxy.translation.responses_tools import arguments_of, function_name
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 JSON = dict[str, object]
@@ -40,6 +41,7 @@ class Item(msgspec.Struct):
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[ContentPart] | None = None
 
 
@@ -61,9 +63,9 @@ class MessageWriter:
                 self._add_message(item, place)
             case "reasoning":
                 self._add_reasoning(item)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._add_call(item, place)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._add_output(item, place)
             case _:
                 self._unsupported.add(f"{place} of type '{kind}'")
@@ -106,12 +108,13 @@ class MessageWriter:
             turn["reasoning_content"] = text
 
     def _add_call(self, item: Item, place: str) -> None:
-        if item.call_id is None or item.name is None or item.namespace is not None:
-            self._unsupported.add(f"{place} without `call_id` and `name`, or with a namespace")
+        if item.call_id is None or item.name is None:
+            self._unsupported.add(f"{place} without `call_id` and `name`")
             return
         calls = self._assistant(fresh_if=()).setdefault("tool_calls", [])
         assert isinstance(calls, list)
-        function = {"name": item.name, "arguments": item.arguments or ""}
+        arguments = item.arguments or "" if item.type == "function_call" else arguments_of(item.input or "")
+        function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
         calls.append({"id": item.call_id, "type": "function", "function": function})
 
     def _add_output(self, item: Item, place: str) -> None:

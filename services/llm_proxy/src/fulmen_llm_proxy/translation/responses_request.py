@@ -12,6 +12,7 @@ from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.api import TRUE, encode, read, require
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.translation.responses_input import JSON, Item, MessageWriter
+from fulmen_llm_proxy.translation.responses_tools import add_tools
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -26,6 +27,7 @@ _RESPONSES_ONLY = frozenset(
         "store",  # the proxy stores the response itself
         "access_programs",
         "background_options",
+        "client_metadata",  # of Codex, about itself
         "image",
         "include",
         "input",
@@ -48,14 +50,6 @@ _NOTHING = frozenset({b"null", b"false"})
 _NULL = b"null"
 
 
-class _Tool(msgspec.Struct):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: Fields | None = None
-    strict: bool | None = None
-
-
 class _Format(msgspec.Struct):
     type: str = "text"
     name: str | None = None
@@ -73,22 +67,8 @@ class _Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-class _ChosenTool(msgspec.Struct):
-    type: str
-    name: str | None = None
-
-
-class _ToolChoice(msgspec.Struct):
-    type: str
-    name: str | None = None
-    mode: str | None = None
-    tools: list[_ChosenTool] = []
-
-
 _INPUT = msgspec.json.Decoder(str | list[Item] | None)
 _STRING = msgspec.json.Decoder(str | None)
-_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
-_TOOL_CHOICE = msgspec.json.Decoder(str | _ToolChoice | None)
 _TEXT = msgspec.json.Decoder(_Text | None)
 _REASONING = msgspec.json.Decoder(_Reasoning | None)
 _INCLUDE = msgspec.json.Decoder(list[str] | None)
@@ -126,7 +106,7 @@ def chat_request(fields: Fields, unsupported: UnsupportedFields) -> Fields:
         unsupported.param("truncation", "`truncation`: 'auto'")
     chat = {name: raw for name, raw in fields.items() if name not in _RESPONSES_ONLY and bytes(raw) != _NULL}
     chat["messages"] = _raw(_messages(fields, unsupported))
-    _add_tools(fields, chat, unsupported)
+    add_tools(fields, chat, unsupported)
     _add_options(fields, chat, unsupported)
     unsupported.check()
     return chat
@@ -143,46 +123,6 @@ def _messages(fields: Fields, unsupported: UnsupportedFields) -> list[JSON]:
     for index, item in enumerate(said if isinstance(said, list) else ()):
         writer.add(item, f"input[{index}]")
     return writer.messages
-
-
-def _add_tools(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> None:
-    tools = []
-    for tool in read(fields, "tools", _TOOLS, None) or ():
-        if tool.type != "function" or tool.name is None:
-            unsupported.param("tools", f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
-            continue
-        translated = {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        tools.append(
-            {"type": "function", "function": {key: value for key, value in translated.items() if value is not None}}
-        )
-    choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsupported)
-    if not tools:
-        return  # servers reject a tool choice without tools
-    chat["tools"] = _raw(tools)
-    if choice is not None:
-        chat["tool_choice"] = _raw(choice)
-    parallel = fields.get("parallel_tool_calls")
-    if parallel is not None and bytes(parallel) != _NULL:
-        chat["parallel_tool_calls"] = parallel
-
-
-def _tool_choice(choice: str | _ToolChoice | None, unsupported: UnsupportedFields) -> str | JSON | None:
-    match choice:
-        case None | str():
-            return choice
-        case _ToolChoice(type="function", name=str(name)):
-            return {"type": "function", "function": {"name": name}}
-        case _ToolChoice(type="allowed_tools") if all(tool.type == "function" for tool in choice.tools):
-            allowed = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode or "auto", "tools": allowed}}
-        case _:
-            unsupported.param("tool_choice", f"`tool_choice` of type '{choice.type}'")
-            return None
 
 
 def _add_options(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> None:

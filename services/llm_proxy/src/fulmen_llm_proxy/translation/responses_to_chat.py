@@ -9,6 +9,7 @@ from fulmen_llm_proxy.apis.sse import DONE, event_data
 from fulmen_llm_proxy.translation.chat_pieces import Answer, Delta, Fault, Usage, decode_answer
 from fulmen_llm_proxy.translation.responses_answer import ResponseBuilder
 from fulmen_llm_proxy.translation.responses_request import chat_request, wants_logprobs
+from fulmen_llm_proxy.translation.responses_tools import OwnTool, own_tools
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
 _SERVER_ERROR = "server_error"
@@ -23,7 +24,8 @@ class ResponsesToChat:
         self.asked = Asked(stream_usage=True)
         self.unsupported = UnsupportedFields(ApiName.CHAT, drops=drops)
         self._fields: Fields = {}
-        self._builder = ResponseBuilder({}, streaming=True)
+        self._tools: dict[str, OwnTool] = {}
+        self._builder = ResponseBuilder({}, {}, streaming=True)
         self._finish_reason: str | None = None
         self._usage: Usage | None = None
         self._service_tier: str | None = None
@@ -32,7 +34,8 @@ class ResponsesToChat:
         """Returns the chat completions request."""
         chat = chat_request(fields, self.unsupported)
         self._fields = fields
-        self._builder = ResponseBuilder(fields, streaming=True)
+        self._tools = own_tools(fields)
+        self._builder = ResponseBuilder(fields, self._tools, streaming=True)
         self.asked = Asked(stream_usage=True, logprobs=wants_logprobs(fields))
         return chat
 
@@ -44,7 +47,7 @@ class ResponsesToChat:
             raise BackendUnavailable(f"The backend's answer is not a chat completion: {wrong(error)}.") from None
         if not answer.choices:
             raise BackendUnavailable("The backend's answer has no choice.")
-        builder = ResponseBuilder(self._fields, streaming=False)
+        builder = ResponseBuilder(self._fields, self._tools, streaming=False)
         builder.start(answer_id=answer.id, created=answer.created, model=answer.model)
         choice = answer.choices[0]
         builder.add(choice.message or Delta(), (choice.logprobs and choice.logprobs.content) or ())
