@@ -107,7 +107,7 @@ async def write_through_a_relay() -> None:
 def test_a_connection_that_breaks_under_streams_does_not_end_the_process() -> None:
     ran = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=LIMIT_S)
 
-    assert (ran.returncode, ran.stderr[-2000:]) == (0, "")
+    assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 def test_every_rpc_that_takes_a_stream_is_named_as_one_without_retries() -> None:
