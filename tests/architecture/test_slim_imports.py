@@ -49,6 +49,15 @@ for entry in sys.argv[1:]:
         os._exit(0)
     assert os.wait()[1] == 0, entry
 """
+# Counts collections from the import of what runs a service to the moment in which it is imported.
+COLLECTIONS = """
+import gc, importlib, json, sys
+importlib.import_module(sys.argv[1])
+began = []
+gc.callbacks.append(lambda phase, _: began.append(phase) if phase == "start" else None)
+importlib.import_module(sys.argv[1] + ".__main__")
+print(json.dumps({"collections": len(began), "enabled_afterwards": gc.isenabled()}))
+"""
 
 
 def probe(*modules: str) -> tuple[set[str], float]:
@@ -128,3 +137,13 @@ def test_what_runs_a_model_loads_only_what_it_needs_to_start_and_is_all_preloade
         assert not names & {name.partition(".")[0] for name in loaded[entry][0]}, entry
     _, later = loaded["fulmen_algorithm.preloaded"]
     assert [name for name in later if not name.endswith(".__main__")] == []
+
+
+@pytest.mark.parametrize("service", ["fulmen_store", "fulmen_llm_proxy", "fulmen_runner"])
+def test_a_service_collects_no_garbage_while_it_imports_itself(service: str) -> None:
+    # Importing the kit, which each service does first, is left out.
+    ran = subprocess.run(
+        [sys.executable, "-c", COLLECTIONS, service], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+
+    assert json.loads(ran.stdout) == {"collections": 0, "enabled_afterwards": True}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-import typer
+from fulmen_service_kit.importing import without_collector
 
-from fulmen.errors import FulmenError
-from fulmen_service_kit.cli import fail, load_settings, service_cli
-from fulmen_store.app import build
-from fulmen_store.database.migrations import migrate
-from fulmen_store.settings import StoreSettings
+with without_collector():
+    import typer
+
+    from fulmen.errors import FulmenError
+    from fulmen_service_kit.cli import fail, load_settings, service_cli
+    from fulmen_store.app import build
+    from fulmen_store.database.migrations import migrate
+    from fulmen_store.settings import StoreSettings
 
 Post = Annotated[
     bool,

@@ -1,8 +1,8 @@
 """Channels to Fulmen's services: they add the token and a deadline for every unary call, and decode errors.
 
 A generated stub over such a channel raises the classes of `fulmen.errors`; nothing else about the stub changes.
-grpc retries calls on UNAVAILABLE, a few times within their deadline. A stream is not retried after its first answer:
-only its caller knows how to resume it.
+grpc retries calls on UNAVAILABLE, a few times within their deadline. A stream of answers is not retried after the first one,
+and a stream of requests never: only its caller knows how to resume it.
 """
 
 import asyncio
@@ -30,6 +30,28 @@ LEAVE_S = 3600.0
 
 Token = str | Callable[[], str | None] | None
 
+CLIENT_STREAMS = frozenset(
+    {
+        "/fulmen.algorithm.v1.EngineService/JoinEngine",
+        "/fulmen.algorithm.v1.GradientExchangeService/Exchange",
+        "/fulmen.algorithm.v1.RankService/JoinRanks",
+        "/fulmen.algorithm.v1.WeightService/UploadChunks",
+        "/fulmen.store.v1.LeaseService/StreamLeases",
+        "/fulmen.store.v1.RolloutService/StreamCreateRollouts",
+        "/fulmen.store.v1.SpanService/AppendSpans",
+    }
+)
+"""Rpcs whose requests are a stream. grpc keeps requests until the first answer in order to send them again; a connection that breaks
+meanwhile may end the process ("ILLEGAL STATE: FORWARDED_BATCH", grpc/grpc issue 40283). So these have no policy of retries, which
+a name in the service config decides. A channel refuses others."""
+
+
+def _names(methods: Iterable[str]) -> list[dict[str, str]]:
+    """Returns methods as a service config names them."""
+    parts = [method.removeprefix("/").split("/") for method in sorted(methods)]
+    return [{"service": service, "method": method} for service, method in parts]
+
+
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
@@ -42,7 +64,8 @@ _SERVICE_CONFIG = json.dumps(
                     "backoffMultiplier": 2,
                     "retryableStatusCodes": ["UNAVAILABLE"],
                 },
-            }
+            },
+            {"name": _names(CLIENT_STREAMS)},
         ],
         "loadBalancingConfig": [{"round_robin": {}}],
     }
@@ -107,7 +130,15 @@ class FulmenChannel:
         self._timeout_s = timeout_s
 
     def _calling(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[[], Any]:
-        """Returns a factory of gRPC's callable of a method, on the current connection."""
+        """Returns a factory of gRPC's callable of a method, on the current connection.
+
+        Raises:
+            ValueError: for a stream of requests that is not in `CLIENT_STREAMS`.
+        """
+        if kind.startswith("stream_") and method not in CLIENT_STREAMS:
+            raise ValueError(
+                f"{method} takes a stream of requests, and is not one of CLIENT_STREAMS: grpc would retry it."
+            )
         channel: grpc.aio.Channel | None = None
         call: Any = None
 
@@ -326,8 +357,7 @@ def open_channel(
         token: Token sent as `authorization: Bearer` with every call; a function for a token that changes.
         tls: Files for TLS; None for no TLS. When they change, new calls use a new connection.
         timeout_s: Default deadline of unary calls, in seconds.
-        retries: Whether grpc retries calls; false for who sends long streams: a connection that breaks under one may end the
-            process ("ILLEGAL STATE: FORWARDED_BATCH", grpc/grpc issue 40283), since grpc keeps what it sends for a retry.
+        retries: Whether grpc retries calls other than streams of requests; false for who repeats calls itself.
 
     Raises:
         OSError: if a file of `tls` cannot be read.
