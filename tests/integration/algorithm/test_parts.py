@@ -69,6 +69,12 @@ def model_of(folder: Path, small: Path, **config: Any) -> Path:
     return folder
 
 
+def test_a_critic_is_in_parts_as_the_policy_is_with_a_fresh_head(run, model_dir):
+    for held, fresh in run(2, parts.share_of_critic, Fsdp2(ranks=2), model_dir):
+        assert held == pytest.approx(0.5, abs=0.05)
+        assert fresh
+
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3, tied": {"model_type": "qwen3", "tie_word_embeddings": True},
     "llama, not tied": {"model_type": "llama"},

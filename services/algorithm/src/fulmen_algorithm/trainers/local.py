@@ -22,6 +22,7 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers import hand_over
 from fulmen_algorithm.trainers.devices import Devices
 from fulmen_algorithm.trainers.standings import HandOver, Standing
+from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
 from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
@@ -206,10 +207,20 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
 
 
 def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, device: str) -> Critic:
-    ranks, pad_token_id = policy.ranks, policy.pad_token_id
-    bf16 = wants_bf16(setup.compute, ranks.device)
+    parallel = setup.compute.parallel
+    # On GPUs of its own it is whole: the parts of the policy are on others.
+    spread = isinstance(parallel, Fsdp2) and parallel.critic_gpus is None
     try:
-        return Critic.load(setup.model_dir, plan, ranks=ranks, device=device, pad_token_id=pad_token_id, bf16=bf16)
+        return Critic.load(
+            setup.model_dir,
+            plan,
+            ranks=policy.ranks,
+            groups=policy.groups if spread else None,
+            parallel=parallel if isinstance(parallel, Fsdp2) else None,
+            device=device,
+            pad_token_id=policy.pad_token_id,
+            bf16=wants_bf16(setup.compute, policy.ranks.device),
+        )
     except (OSError, ValueError) as error:
         text = (
             f"The model in {setup.model_dir} gives no critic: transformers has no token classifier of its architecture."

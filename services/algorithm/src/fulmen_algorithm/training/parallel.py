@@ -374,7 +374,8 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, sett
             # Gloo supports only plain sums, without a factor.
             part.set_force_sum_reduction_for_comms(True)
     module.load_state_dict(parts, strict=False, assign=True)
-    register_fsdp_forward_method(module, "try_out")
+    if hasattr(module, "try_out"):
+        register_fsdp_forward_method(module, "try_out")
 
 
 def spread_again(module: nn.Module) -> None:

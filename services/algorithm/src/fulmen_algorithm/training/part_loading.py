@@ -11,21 +11,31 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from fulmen_exchange.parts import local, placed
 
 
-def load_part(model_dir: Path | str, mesh: DeviceMesh) -> PreTrainedModel:
+def load_part(model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelForCausalLM, **options: Any) -> Any:
     """Loads this rank's rows of every weight in float32, as distributed tensors; nothing is downloaded.
+
+    Args:
+        model_dir: The directory.
+        mesh: Ranks over which the weights are spread.
+        kind: The library's class of automatic models.
+        **options: Further ones of its `from_pretrained`.
+
+    Returns:
+        What `from_pretrained` does: the model, with `output_loading_info` and what was found in the files.
 
     Raises:
         OSError: if the directory holds no model.
+        ValueError: if the library has no such model of this architecture.
     """
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     with torch.device("meta"):
-        own: Any = type(AutoModelForCausalLM.from_config(config))
+        own: Any = type(kind.from_config(config))
 
     class InParts(own):
         @classmethod
@@ -37,11 +47,11 @@ def load_part(model_dir: Path | str, mesh: DeviceMesh) -> PreTrainedModel:
 
     # A configuration of one rank: the library calls the method above and distributes nothing itself.
     alone = DistributedConfig()
-    model: PreTrainedModel = InParts.from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True, distributed_config=alone
+    found: Any = InParts.from_pretrained(
+        model_dir, dtype=torch.float32, local_files_only=True, distributed_config=alone, **options
     )
-    del model.config.distributed_config
-    return model
+    del (found[0] if isinstance(found, tuple) else found).config.distributed_config
+    return found
 
 
 def part_of(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
@@ -53,6 +63,14 @@ def part_of(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
         # A copy: a view would keep the whole parameter in memory.
         part = placed(local(part).clone(), part)
     return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def part_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Returns what this rank holds of a whole tensor, on the device and at the places of another one."""
+    moved = tensor.to(like.device)
+    if not isinstance(like, DTensor):
+        return moved
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def without_memory(parameter: nn.Parameter) -> nn.Parameter:

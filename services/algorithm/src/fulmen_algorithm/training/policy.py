@@ -340,9 +340,11 @@ class PolicyModel:
 
 
 def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:
+    model: PreTrainedModel
     if mesh is not None:
-        return load_part(model_dir, mesh)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+        model = load_part(model_dir, mesh)
+        return model
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
     return model
 
 
