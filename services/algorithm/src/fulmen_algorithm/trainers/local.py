@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -25,13 +24,14 @@ from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
-from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
-from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel
+from fulmen_algorithm.training.parallel import GradientReducer, RankGroups, groups_of, join_group, wants_bf16
+from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel, SplitUnsupported
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
 from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_algorithm.training.tensor_plan import folder_problems
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
@@ -66,9 +66,11 @@ class LocalTrainer:
         # The same on every rank until the weights are loaded, then one random sequence per rank.
         randomness = OwnRandomness(setup.seed)
         devices = devices or Devices.all_on(str(ranks.device))
-        mesh = groups_of(ranks, setup.compute.parallel).mesh
+        groups = groups_of(ranks, setup.compute.parallel)
+        if groups.tensor_mesh is not None and (problems := folder_problems(setup.model_dir, groups.tensor.world_size)):
+            raise RunFailed(f"The model in {setup.model_dir} cannot be split over ranks: {'; '.join(problems)}.")
         with randomness.in_use():
-            policy = load_policy(setup.model_dir, devices.policy, setup.lora, mesh)
+            policy = load_policy(setup.model_dir, devices.policy, setup.lora, groups)
         try:
             policy.prepare(setup.compute, ranks)
         except AttentionUnsupported as error:
@@ -77,7 +79,7 @@ class LocalTrainer:
             _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
         reference = None
         if setup.reference_dir is not None:
-            reference = load_policy(setup.reference_dir, devices.reference, mesh=mesh)
+            reference = load_policy(setup.reference_dir, devices.reference, groups=groups)
             reference.model.requires_grad_(False)
             reference.prepare(setup.compute, replace(ranks, device=torch.device(devices.reference)))
         state = make_state(policy, setup.optimizer)
@@ -209,7 +211,7 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
 def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, device: str) -> Critic:
     parallel = setup.compute.parallel
     # On GPUs of its own it is whole: the parts of the policy are on others.
-    spread = isinstance(parallel, Fsdp2) and parallel.critic_gpus is None
+    spread = policy.groups.copy.group is not None and parallel.critic_gpus is None
     try:
         return Critic.load(
             setup.model_dir,
@@ -238,11 +240,12 @@ def _roles_have_adapters() -> Iterator[None]:
 
 
 def load_policy(
-    folder: Path, device: str, lora: LoraSettings | None = None, mesh: DeviceMesh | None = None
+    folder: Path, device: str, lora: LoraSettings | None = None, groups: RankGroups | None = None
 ) -> PolicyModel:
+    meshes = (groups.mesh, groups.tensor_mesh) if groups is not None else (None, None)
     try:
-        return PolicyModel.load(folder, device=device, lora=lora, mesh=mesh)
-    except TargetsUnknown as error:
+        return PolicyModel.load(folder, device=device, lora=lora, mesh=meshes[0], tensor_mesh=meshes[1])
+    except (TargetsUnknown, SplitUnsupported) as error:
         raise RunFailed(str(error)) from error
     except (OSError, ValueError) as error:
         text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."

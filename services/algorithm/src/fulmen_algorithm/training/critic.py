@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 from transformers.utils import logging
 
@@ -27,6 +26,7 @@ from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.defaults import CRITIC_RATE
 from fulmen_algorithm.training.optimizer import NormWatch
+from fulmen_algorithm.training.optimizers import groups_alike
 from fulmen_algorithm.training.packing import MicroBatch, empty_micro_batch, micro_batch
 from fulmen_algorithm.training.parallel import (
     AllReduce,
@@ -41,6 +41,7 @@ from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import layers_of
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_algorithm.training.tensor_parallel import agree_on_gradients, load_split
 from fulmen_exchange.ranks import Ranks, StepInfo
 
 
@@ -98,7 +99,7 @@ class Critic:
         self.model = model.eval()
         self.groups = groups or RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
         rate = plan.critic.learning_rate or CRITIC_RATE.of(sum(each.numel() for each in model.parameters()))
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(groups_alike(list(model.parameters())), lr=rate, weight_decay=0.0)
         self._plan = plan
         self._ranks = ranks
         self._device = ranks.device if self._sharded else model.device
@@ -135,12 +136,12 @@ class Critic:
             OSError: if the folder holds no model.
             ValueError: if the library has no token classifier of this architecture.
         """
-        mesh = groups.mesh if groups is not None else None
-        model = _with_fresh_head(model_dir, mesh)
-        if mesh is None or parallel is None:
+        groups = groups or RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
+        model = _with_fresh_head(model_dir, groups)
+        if groups.mesh is None or groups.tensor_mesh is not None:
             model.to(device or ranks.device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
-        else:
-            shard(model, layers_of(model), mesh, parallel, bf16=bf16)
+        if groups.mesh is not None and parallel is not None:
+            shard(model, layers_of(model), groups.mesh, parallel, bf16=bf16)
         return cls(model, plan, ranks=ranks, groups=groups, pad_token_id=pad_token_id, bf16=bf16)
 
     @property
@@ -196,9 +197,10 @@ class Critic:
             part.backward()
             loss += float(part.detach())
         parameters = list(self.model.parameters())
+        agree_on_gradients(self.model, self.groups.tensor)
         AllReduce().reduce(parameters, self.groups.peers, StepInfo())
-        norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
-        measured = self._ranks.gather((loss, norm))
+        norm = clip_gradients(parameters, self._plan.critic.max_grad_norm, self.groups)
+        measured = self._ranks.gather((loss, norm))[self.groups.once]
         loss = sum(one for one, _ in measured)
         # The numbers are the same on every rank, so all take or skip the step alike.
         exploded = self._norms.explodes(measured[0][1], explosion_factor)
@@ -251,16 +253,16 @@ class Critic:
         return torch.nn.functional.pad(output.logits[:, :-1, 0].float(), (1, 0))
 
     def _micro_batches(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[MicroBatch]:
-        shares = layouts_of(rows, self._ranks, token_budget=token_budget, mode=mode)
-        mine, copy, pad = shares[self._ranks.rank], self.groups.copy, self._pad_token_id
-        first = self._ranks.rank - copy.rank
+        ranks, of_copy = self.groups.sharing(self._ranks)
+        shares = layouts_of(rows, ranks, token_budget=token_budget, mode=mode)
+        mine, pad = shares[ranks.rank], self._pad_token_id
         # Every pass involves all ranks of a copy.
-        missing = max(map(len, shares[first : first + copy.world_size])) - len(mine)
+        missing = max(map(len, shares[of_copy])) - len(mine)
         made = [micro_batch(rows, layout, pad_token_id=pad, mode=mode) for layout in mine]
         return made + [empty_micro_batch(pad_token_id=pad)] * missing
 
 
-def _with_fresh_head(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:
+def _with_fresh_head(model_dir: Path | str, groups: RankGroups) -> PreTrainedModel:
     options: dict[str, Any] = {"num_labels": 1, "output_loading_info": True}
     verbosity = logging.get_verbosity()
     # Silence the warning that the head is not in the folder.
@@ -268,10 +270,13 @@ def _with_fresh_head(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrain
     try:
         model: PreTrainedModel
         found: Mapping[str, Any]
-        if mesh is not None:
-            model, found = load_part(model_dir, mesh, kind=AutoModelForTokenClassification, **options)
+        kind = AutoModelForTokenClassification
+        if groups.tensor_mesh is not None:
+            model, found = load_split(model_dir, groups.tensor_mesh, kind=kind, **options)
+        elif groups.mesh is not None:
+            model, found = load_part(model_dir, groups.mesh, kind=kind, **options)
         else:
-            model, found = AutoModelForTokenClassification.from_pretrained(
+            model, found = kind.from_pretrained(
                 model_dir, dtype=torch.float32, local_files_only=True, **options
             )
     finally:

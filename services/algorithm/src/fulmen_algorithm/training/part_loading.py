@@ -4,6 +4,8 @@ The library builds the model without memory (device "meta"), lets its weights be
 reads from the files what this rank holds of each. Names, converted weights, tied weights and buffers are its business.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,12 @@ def load_part(model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelF
         OSError: if the directory holds no model.
         ValueError: if the library has no such model of this architecture.
     """
+    spread = partial(replace_parameters, new=lambda parameter: part_of(parameter, mesh))
+    return load_placed(model_dir, spread, kind=kind, **options)
+
+
+def load_placed(model_dir: Path | str, spread: Callable[[Any], None], *, kind: Any, **options: Any) -> Any:
+    """Loads what this rank holds of a model after `spread` has replaced its parameters; see `load_part`."""
     config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
     with torch.device("meta"):
         own: Any = type(kind.from_config(config))
@@ -42,7 +50,7 @@ def load_part(model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelF
         def maybe_distribute_model(cls, model: Any, *_: object) -> Any:
             """Is called by the library between building and reading."""
             model.__class__ = own
-            replace_parameters(model, lambda parameter: part_of(parameter, mesh))
+            spread(model)
             return model
 
     # A configuration of one rank: the library calls the method above and distributes nothing itself.
@@ -54,11 +62,11 @@ def load_part(model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelF
     return found
 
 
-def part_of(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
-    """Returns this rank's rows of a parameter that it has whole, as a distributed tensor; another part as it is."""
+def part_of(parameter: nn.Parameter, mesh: DeviceMesh, *, dim: int = 0) -> nn.Parameter:
+    """Returns this rank's rows of a parameter that it has whole, or columns, as a distributed tensor; another part as it is."""
     if isinstance(parameter, DTensor):
         return parameter
-    part: Tensor = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+    part: Tensor = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)
     if not parameter.is_meta:
         # A copy: a view would keep the whole parameter in memory.
         part = placed(local(part).clone(), part)
@@ -79,11 +87,16 @@ def without_memory(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
 
-def replace_parameters(module: nn.Module, new: Any) -> None:
+def replace_parameters(module: nn.Module, new: Callable[[nn.Parameter], nn.Parameter]) -> None:
     """Replaces each parameter by `new(parameter)`, once: tied ones stay tied."""
+    replace_named(module, lambda _, parameter: new(parameter))
+
+
+def replace_named(module: nn.Module, new: Callable[[str, nn.Parameter], nn.Parameter]) -> None:
+    """Replaces each parameter by `new(name, parameter)`, once: tied ones stay tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for part in module.modules():
+    for place, part in module.named_modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if parameter not in made:
-                made[parameter] = new(parameter)
+                made[parameter] = new(f"{place}.{name}".lstrip("."), parameter)
             setattr(part, name, made[parameter])
