@@ -25,6 +25,7 @@ from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.defaults import CRITIC_RATE
+from fulmen_algorithm.training.gradient_norms import clip_gradients
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.optimizers import groups_alike
 from fulmen_algorithm.training.packing import MicroBatch, empty_micro_batch, micro_batch
@@ -32,7 +33,6 @@ from fulmen_algorithm.training.parallel import (
     AllReduce,
     RankGroups,
     autocast,
-    clip_gradients,
     layouts_of,
     shard,
     spread_again,
@@ -276,9 +276,7 @@ def _with_fresh_head(model_dir: Path | str, groups: RankGroups) -> PreTrainedMod
         elif groups.mesh is not None:
             model, found = load_part(model_dir, groups.mesh, kind=kind, **options)
         else:
-            model, found = kind.from_pretrained(
-                model_dir, dtype=torch.float32, local_files_only=True, **options
-            )
+            model, found = kind.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True, **options)
     finally:
         logging.set_verbosity(verbosity)
     head = set(found["missing_keys"])

@@ -23,14 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, ParallelSettings, Precision
 from fulmen_algorithm.training.packing import Layout, plan
 from fulmen_algorithm.training.part_loading import part_of, replace_parameters, without_memory
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
-from fulmen_algorithm.training.tensor_parallel import TENSOR, is_split, scale_to, split_norm
+from fulmen_algorithm.training.tensor_parallel import TENSOR, is_split
 from fulmen_exchange.parts import local
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 
@@ -132,7 +131,9 @@ def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
     """
     if parallel.tensor > 1:
         parts = parallel.ranks_per_copy // parallel.tensor
-        split = _split_mesh(ranks.group, ranks.device.type, ranks.world_size // parallel.ranks_per_copy, parts, parallel.tensor)
+        split = _split_mesh(
+            ranks.group, ranks.device.type, ranks.world_size // parallel.ranks_per_copy, parts, parallel.tensor
+        )
         return RankGroups(
             copy=_group(split["copy"], ranks.device),
             peers=_group(split[_COPIES], ranks.device),
@@ -430,24 +431,3 @@ def spread_again(module: nn.Module) -> None:
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[object]:
     """Returns a context of mixed precision in bf16, if enabled."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
-
-
-def gradient_norm(parameters: Sequence[nn.Parameter], groups: RankGroups | None = None) -> float:
-    """Computes the global norm of all gradients, the same on every rank of a copy."""
-    if groups is not None and groups.tensor_mesh is not None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return split_norm(gradients, groups.copy, groups.tensor)
-    return _whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, groups: RankGroups | None = None) -> float:
-    """Scales gradients down to a global norm over all parameters; returns the norm before, the same on every rank."""
-    if groups is not None and groups.tensor_mesh is not None:
-        norm = gradient_norm(parameters, groups)
-        scale_to([p.grad for p in parameters if p.grad is not None], norm, max_norm)
-        return norm
-    return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
-
-
-def _whole(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -31,14 +31,13 @@ from fulmen_algorithm.losses.losses import (
 from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
+from fulmen_algorithm.training.gradient_norms import clip_gradients, gradient_norm
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
 from fulmen_algorithm.training.optimizers import make_optimizer
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
 from fulmen_algorithm.training.parallel import (
     AllReduce,
     GradientReducer,
-    clip_gradients,
-    gradient_norm,
     layouts_of,
     wait_for,
 )
