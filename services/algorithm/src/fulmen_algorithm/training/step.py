@@ -364,11 +364,10 @@ def _optimise(
         loss += float(part.detach())
     wait_for(policy.device)
     compute_s = perf_counter() - started
-    parameters, reducer = list(policy.model.parameters()), state.reducer
+    parameters, reducer, groups = list(policy.model.parameters()), state.reducer, policy.groups
     total = settings.total_steps or state.rate.settings.total_steps
     progress = min(planned / total, 1.0) if total else 0.0
     step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=compute_s)
-    groups = policy.groups
     agree_on_gradients(policy.model, groups.tensor)
     reducer.reduce(parameters, groups.peers, step_info)
     clips = reducer.clips_sums
