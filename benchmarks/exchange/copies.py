@@ -35,7 +35,8 @@ from benchmarks.exchange.rank import MAX_NORM, MEET_LIMIT_S, own_output, sent_by
 from benchmarks.exchange.stand import say
 from benchmarks.exchange.works import MOMENTUM, SEED, sgd
 from fulmen_algorithm.training.compute import Fsdp2
-from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, RankGroups, clip_gradients, groups_of, shard
+from fulmen_algorithm.training.gradient_norms import clip_gradients
+from fulmen_algorithm.training.parallel import AllReduce, GradientReducer, RankGroups, groups_of, shard
 from fulmen_exchange.links.torch_link import TorchLink
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer

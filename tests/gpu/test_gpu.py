@@ -122,6 +122,16 @@ async def test_reference_and_critic_on_gpus_of_their_own_change_no_number(
     assert found[3] == [pytest.approx(each, abs=1e-5) for each in found[1]]
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than 2 GPUs")
+async def test_matrices_split_over_two_gpus_give_the_losses_of_a_cpu(model_dir: Path, rows: list[Row]) -> None:
+    compute = ComputeSettings(parallel=Ddp(ranks=2, tensor=2), precision=Precision.FP32)
+    trainer = await RankGroupTrainer.open(setup_of(model_dir, compute), GroupOptions(device="cuda"))
+    try:
+        assert await losses(trainer, rows) == pytest.approx(await on_cpu(model_dir, rows), abs=1e-4)
+    finally:
+        await trainer.close()
+
+
 async def test_bf16_over_sharded_weights_trains(model_dir: Path, rows: list[Row]) -> None:
     trainer = await RankGroupTrainer.open(setup_of(model_dir, GROUPS["fsdp2"]), GroupOptions(device="cuda"))
     try:

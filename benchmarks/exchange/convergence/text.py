@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.exchange.convergence.cases import Cell, Learned, switches
 from benchmarks.exchange.convergence.local_ranks import LocalLink, Meeting, on_ranks
+from fulmen_algorithm.training.gradient_norms import clip_gradients
 from fulmen_algorithm.training.optimizer import LearningRate
-from fulmen_algorithm.training.parallel import clip_gradients
 from fulmen_algorithm.training.settings import OptimizerSettings, Schedule
 from fulmen_exchange.ranks import Ranks, StepInfo
 from fulmen_exchange.reducer import CodecReducer

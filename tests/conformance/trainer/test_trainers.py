@@ -201,6 +201,8 @@ async def test_a_step_that_is_not_finite_is_skipped_on_every_rank(alone, group, 
 
 @pytest.mark.parametrize("what", ["adapters", "critic"])
 async def test_adapters_and_a_critic_are_the_same_in_one_process(what, group, setup, rows, tmp_path):
+    if what == "adapters" and setup.compute.parallel.tensor > 1:
+        pytest.skip("adapters of split matrices are refused")
     if what == "adapters":
         # Sharded weights have one adapter.
         roles = ROLES if isinstance(setup.compute.parallel, Ddp) else ()

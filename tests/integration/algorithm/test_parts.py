@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from fulmen_algorithm.tiny_model import ModelSize, save_model
-from fulmen_algorithm.training.compute import Ddp, Fsdp2, OneProcess, ParallelSettings
-from fulmen_algorithm.training.settings import LoraSettings, WeightsKind
+from fulmen_algorithm.training.compute import Ddp, Fsdp2, OneProcess, ParallelSettings, Precision
+from fulmen_algorithm.training.settings import LoraSettings, Sgd, WeightsKind
 from fulmen_algorithm.weights.delta import DELTA_FILE, apply
 from fulmen_algorithm.weights.tensor_files import read_folder
 from tests.support.algorithm import parts
@@ -69,6 +69,12 @@ def model_of(folder: Path, small: Path, **config: Any) -> Path:
     return folder
 
 
+def test_a_critic_is_in_parts_as_the_policy_is_with_a_fresh_head(run, model_dir):
+    for held, fresh in run(2, parts.share_of_critic, Fsdp2(ranks=2), model_dir):
+        assert held == pytest.approx(0.5, abs=0.05)
+        assert fresh
+
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3, tied": {"model_type": "qwen3", "tie_word_embeddings": True},
     "llama, not tied": {"model_type": "llama"},
@@ -92,6 +98,40 @@ def test_each_rank_reads_its_rows_and_all_are_the_weights_of_the_files_bit_for_b
             assert found["tied"]
             # A tensor with fewer rows than ranks is not spread evenly.
             assert found["held"] < 1.2 / parallel.ranks_per_copy
+
+
+SPLIT_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "norms of heads": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 16},
+    "biases": {"model_type": "qwen2"},
+    "capped logits": {"model_type": "gemma2", "head_dim": 16, "final_logit_softcapping": 3.0},
+}
+
+
+@pytest.mark.parametrize("architecture", SPLIT_ARCHITECTURES)
+def test_split_matrices_train_as_whole_ones_do_and_stay_equal_on_all_ranks(
+    architecture, run, model_dir, rows, tmp_path
+):
+    folder = model_of(tmp_path / "model", model_dir, **SPLIT_ARCHITECTURES[architecture])
+    # Steps of SGD have the size of the gradients, so that each gradient counts.
+    one = Case(model_dir=folder, rows=rows, parallel=OneProcess(), rule=Sgd(momentum=0.9), learning_rate=0.1)
+    [(expected, weights)] = run(1, parts.losses_norms_and_weights, one, Precision.FP32)
+    split = replace(one, parallel=Ddp(ranks=2, tensor=2))
+    for found, others in run(2, parts.losses_norms_and_weights, split, Precision.FP32):
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-4)
+        for name, weight in weights.items():
+            torch.testing.assert_close(others[name], weight, rtol=1e-4, atol=1e-5)
+    (_, first), (_, second) = run(2, parts.losses_norms_and_weights, split, Precision.FP32)
+    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+def test_split_matrices_compute_in_bf16(run, model_dir, rows):
+    one = Case(model_dir=model_dir, rows=rows, parallel=OneProcess())
+    [(expected, _)] = run(1, parts.losses_norms_and_weights, one, Precision.BF16)
+    [(found, _), _] = run(
+        2, parts.losses_norms_and_weights, replace(one, parallel=Ddp(ranks=2, tensor=2)), Precision.BF16
+    )
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=0.02)
 
 
 def named(parallel: ParallelSettings) -> str:

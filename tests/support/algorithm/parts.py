@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
-from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2
+from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, Precision
 from fulmen_algorithm.training.parallel import groups_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row
@@ -25,6 +26,8 @@ from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, 
 from fulmen_algorithm.training.state_files import read_parts, write_parts
 from fulmen_algorithm.weights.publishing import WeightsOrder
 from fulmen_algorithm.weights.sources import whole
+from fulmen_exchange.parts import local
+from fulmen_exchange.ranks import Ranks
 from tests.support.algorithm.copies import Case, digest, ranks_of
 
 STEP = StepSettings(token_budget=64)
@@ -207,3 +210,38 @@ def load_whole(_: int, large: Large) -> str:
     except (RuntimeError, MemoryError) as error:
         return str(error)
     return ""
+
+
+def share_of_critic(rank: int, parallel: Fsdp2, model_dir: Path) -> tuple[float, bool]:
+    """Loads a critic as a trainer does; returns the share that this rank holds, and whether its weights are the policy's."""
+    ranks = ranks_of(rank)
+    setup = TrainerSetup(
+        model_dir=model_dir,
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+        seed=3,
+        compute=ComputeSettings(parallel=parallel),
+        critic=CriticPlan(),
+    )
+    state = LocalTrainer.open(setup, ranks)._state
+    assert state.critic is not None
+    weights = dict(state.critic.model.named_parameters())
+    policys = dict(state.policy.model.named_parameters())
+    held = sum(local(weight).numel() for weight in weights.values()) / sum(w.numel() for w in weights.values())
+    trunk = [name for name in weights if name in policys]
+    same = all(torch.equal(whole(weights[name]), whole(policys[name])) for name in trunk)
+    heads = [whole(weight) for name, weight in weights.items() if name not in policys]
+    return held, bool(trunk) and same and bool(heads) and not any(head.any() for head in heads)
+
+
+def losses_norms_and_weights(rank: int, case: Case, precision: Precision) -> tuple[list[tuple[float, float]], Any]:
+    """Takes three supervised steps; returns their losses and norms, and all weights, whole."""
+    setup = TrainerSetup(
+        model_dir=case.model_dir,
+        optimizer=OptimizerSettings(learning_rate=case.learning_rate, rule=case.rule),
+        seed=3,
+        compute=ComputeSettings(parallel=case.parallel, precision=precision),
+    )
+    trainer = LocalTrainer.open(setup, ranks_of(rank) if dist.is_initialized() else Ranks())
+    results = [trainer.train_supervised(case.rows, settings=STEP) for _ in range(3)]
+    weights = {name: whole(weight).clone() for name, weight in trainer._state.policy.model.named_parameters()}
+    return [(result.loss, result.grad_norm) for result in results], weights

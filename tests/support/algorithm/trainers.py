@@ -18,6 +18,8 @@ GROUPS = {
     "ddp, 4 ranks": ComputeSettings(parallel=Ddp(ranks=4)),
     "fsdp2, 2 ranks": ComputeSettings(parallel=Fsdp2(ranks=2), gradient_checkpointing=True),
     "fsdp2, 2 copies in 2 parts": ComputeSettings(parallel=Fsdp2(ranks=4, shard=2)),
+    "tensor, 2 copies of 2 ranks": ComputeSettings(parallel=Ddp(ranks=4, tensor=2)),
+    "fsdp2 and tensor, 4 ranks": ComputeSettings(parallel=Fsdp2(ranks=4, tensor=2), gradient_checkpointing=True),
 }
 
 

@@ -41,13 +41,15 @@ class TrainingPlan:
     """How a model is trained.
 
     Attributes:
-        gpus: GPUs over which `fsdp2` spreads the weights; 1 for one process.
+        gpus: GPUs over which `fsdp2` and `tensor` spread one copy of the weights; 1 for one process.
         lora_rank: Rank of the adapters; 0 trains all weights.
         batch_tokens: Positions of a micro-batch, `token_budget`.
         trained_share: Share of the positions whose log-probabilities are computed.
         checkpointing: Whether `gradient_checkpointing` is on.
         optimizer: `adamw` or `sgd`.
         reference: Whether a second copy of the weights is held for a KL penalty.
+        critic: Whether a critic is trained on the same GPUs.
+        tensor: GPUs of these that compute the same rows together, each with a part of the matrices.
     """
 
     gpus: int = 1
@@ -57,6 +59,13 @@ class TrainingPlan:
     checkpointing: bool = False
     optimizer: str = "adamw"
     reference: bool = False
+    critic: bool = False
+    tensor: int = 1
+
+    def held(self, shape: ModelShape) -> int:
+        """Returns how many of the model's parameters a GPU holds."""
+        split = shape.split_parameters
+        return (split // self.tensor + shape.parameters - split) // (self.gpus // self.tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +88,30 @@ def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
 
     Weights, gradients and moments are 16 bytes per parameter with AdamW, as in mixed-precision training of the ZeRO paper
     (arXiv:1910.02054, section 3.1), but gradients are float32 and the copy in bf16 exists only for a pass. With `fsdp2`
-    each GPU holds its share (ZeRO stage 3, section 5) and one gathered layer, with the next one under way.
+    each GPU holds its share (ZeRO stage 3, section 5) and one gathered layer, with the next one under way. With `tensor` it
+    has its part of the matrices of every layer (arXiv:1909.08053, section 3), and of what is inside of attention and MLPs.
     """
-    whole, adapters = shape.parameters, shape.adapter_parameters(plan.lora_rank) if plan.lora_rank else 0
+    adapters = (shape.adapter_parameters(plan.lora_rank) if plan.lora_rank else 0) // plan.gpus
+    whole = plan.held(shape)
     trained = adapters or whole
-    share = plan.gpus
     moments = {"adamw": 2, "sgd": 0}[plan.optimizer]
     parts = [
-        Part(name="weights", size_bytes=FLOAT32 * (whole + adapters) // share, reason="4 bytes per parameter"),
-        Part(name="gradients", size_bytes=FLOAT32 * trained // share, reason="4 bytes per trained parameter"),
-        Part(
-            name="optimiser", size_bytes=FLOAT32 * moments * trained // share, reason=f"{4 * moments} bytes per trained"
-        ),
+        Part(name="weights", size_bytes=FLOAT32 * (whole + adapters), reason="4 bytes per parameter"),
+        Part(name="gradients", size_bytes=FLOAT32 * trained, reason="4 bytes per trained parameter"),
+        Part(name="optimiser", size_bytes=FLOAT32 * moments * trained, reason=f"{4 * moments} bytes per trained"),
         Part(name="working copy", size_bytes=_working_copy(shape, plan), reason="weights in bf16 during a pass"),
         Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.batch_tokens} positions"),
         Part(name="logits", size_bytes=_logits(shape, plan), reason="in pieces of 2^25"),
     ]
     if adapters:
-        parts.insert(1, Part(name="adapters", size_bytes=FLOAT32 * adapters // share, reason=f"rank {plan.lora_rank}"))
-        parts[0] = Part(name="weights", size_bytes=FLOAT32 * whole // share, reason="4 bytes per parameter, frozen")
+        parts.insert(1, Part(name="adapters", size_bytes=FLOAT32 * adapters, reason=f"rank {plan.lora_rank}"))
+        parts[0] = Part(name="weights", size_bytes=FLOAT32 * whole, reason="4 bytes per parameter, frozen")
     if plan.reference:
-        parts.append(Part(name="reference", size_bytes=FLOAT32 * whole // share, reason="the first weights, for a KL"))
+        parts.append(Part(name="reference", size_bytes=FLOAT32 * whole, reason="the first weights, for a KL"))
+    if plan.critic:
+        head = 0 if shape.tied else shape.vocabulary * shape.hidden // (plan.gpus // plan.tensor)
+        reason = "weights, gradients and AdamW's moments: 16 bytes per parameter"
+        parts.append(Part(name="critic", size_bytes=4 * FLOAT32 * (whole - head), reason=reason))
     return [*parts, Part(name="libraries", size_bytes=LIBRARY_BYTES, reason="an allowance")]
 
 
@@ -130,7 +142,7 @@ def total_bytes(parts: list[Part]) -> int:
     return sum(part.size_bytes for part in parts)
 
 
-def activation_bytes_per_token(shape: ModelShape) -> int:
+def activation_bytes_per_token(shape: ModelShape, tensor: int = 1) -> int:
     """Returns what one layer keeps of one position for the backward pass, in bf16 with attention that keeps no scores.
 
     Counted tensor by tensor as in arXiv:2205.05198, section 4.1, for the layers of `transformers` under autocast: norms
@@ -143,11 +155,11 @@ def activation_bytes_per_token(shape: ModelShape) -> int:
     attention = (2 * queries + 2 * keys) * BFLOAT16
     head_norms = (FLOAT32 + BFLOAT16) * (queries + keys) if shape.head_norms else 0
     mlp = (4 if shape.gated else 2) * BFLOAT16 * shape.inner * (shape.active_experts or 1)
-    return norms + inputs + attention + head_norms + mlp
+    return norms + inputs + (attention + head_norms + mlp) // tensor
 
 
 def _activations(shape: ModelShape, plan: TrainingPlan) -> int:
-    per_token = activation_bytes_per_token(shape)
+    per_token = activation_bytes_per_token(shape, plan.tensor)
     stream = FLOAT32 * shape.hidden
     if plan.checkpointing:
         # The input of each layer, and one layer's inside while it is computed again (arXiv:1604.06174).
@@ -158,9 +170,9 @@ def _activations(shape: ModelShape, plan: TrainingPlan) -> int:
 def _working_copy(shape: ModelShape, plan: TrainingPlan) -> int:
     """Weights in bf16: of all layers, since the backward pass needs them; of two where they are gathered or made again."""
     embeddings = shape.vocabulary * shape.hidden
-    if plan.gpus > 1 or plan.checkpointing:
-        return BFLOAT16 * (2 * shape.layer_parameters + embeddings * (1 if shape.tied else 2))
-    return BFLOAT16 * shape.parameters
+    if plan.gpus > plan.tensor or plan.checkpointing:
+        return BFLOAT16 * (2 * shape.layer_parameters // plan.tensor + embeddings * (1 if shape.tied else 2))
+    return BFLOAT16 * plan.held(shape)
 
 
 def _logits(shape: ModelShape, plan: TrainingPlan) -> int:

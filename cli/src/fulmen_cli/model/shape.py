@@ -127,6 +127,11 @@ class ModelShape:
         return _products(self.attention_matrices) + self.blocks * _products(self.inner_matrices) + router + self.small
 
     @property
+    def split_parameters(self) -> int:
+        """Parameters that tensor parallelism splits: the matrices of attention and MLPs."""
+        return self.layers * (_products(self.attention_matrices) + self.blocks * _products(self.inner_matrices))
+
+    @property
     def parameters(self) -> int:
         """Parameters of the model."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from fulmen.models.base_names import HUB_PREFIX, HubName
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.model.shape import ModelShape, ShapeUnknown
 
-__all__ = ["hub_library", "model_shape"]
+__all__ = ["hub_library", "model_config", "model_shape", "shape_of"]
 
 HIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 CONFIG: Final = "config.json"
@@ -25,13 +26,29 @@ def model_shape(given: str) -> ModelShape:
     Raises:
         CommandFailed: if it cannot be read or has not the numbers that are needed.
     """
+    return shape_of(given, model_config(given))
+
+
+def model_config(given: str) -> Mapping[str, Any]:
+    """Returns the configuration of such a model.
+
+    Raises:
+        CommandFailed: if it cannot be read.
+    """
     if given.startswith(HUB_PREFIX):
-        config = _read(_from_hub(given))
-    elif "=" in given and not Path(given).exists():
-        config = _sizes(given)
-    else:
-        path = Path(given).expanduser()
-        config = _read(path / CONFIG if path.is_dir() else path)
+        return _read(_from_hub(given))
+    if "=" in given and not Path(given).exists():
+        return _sizes(given)
+    path = Path(given).expanduser()
+    return _read(path / CONFIG if path.is_dir() else path)
+
+
+def shape_of(given: str, config: Mapping[str, Any]) -> ModelShape:
+    """Returns the shape of a model with this configuration.
+
+    Raises:
+        CommandFailed: if it has not the numbers that are needed.
+    """
     try:
         return ModelShape.read(config)
     except ShapeUnknown as error:

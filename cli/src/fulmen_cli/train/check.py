@@ -56,6 +56,12 @@ async def check(
         raise ConfigError(f"{path} is not valid.", problems)
     bundle = packed(plan)
     ahead = await asyncio.to_thread(preflights, plan, _stage_runs(plan, {})) if found is not None else []
+    if problems := [
+        stage_problem(plan, index, "settings.parallel", text)
+        for index, each in enumerate(ahead)
+        for text in each.problems
+    ]:
+        raise ConfigError(f"{path} is not valid.", problems)
     gpus, unasked = await _gpu_plans(plan, connection)
     if output is Output.JSON:
         files = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in bundle.sizes.items()]

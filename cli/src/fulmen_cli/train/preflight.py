@@ -5,8 +5,8 @@ The model's configuration is read; its weights are not. Settings are those of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any, Final
@@ -17,7 +17,7 @@ from fulmen.train_toml.train import TrainConfig
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.model.memory import Part, TrainingPlan, total_bytes, training_parts
 from fulmen_cli.model.shape import ModelShape
-from fulmen_cli.model.sources import model_shape
+from fulmen_cli.model.sources import model_config, shape_of
 
 __all__ = ["Preflight", "preflights"]
 
@@ -37,6 +37,7 @@ class Preflight:
         memory: Memory of the GPU of the trainer that holds most, by part; empty if unknown.
         chosen: A sentence for each setting that is chosen by the model.
         doubts: A sentence for each setting that seldom works with such a model.
+        problems: Why the stage cannot run with such a model, by setting.
     """
 
     parameters: int = 0
@@ -45,6 +46,7 @@ class Preflight:
     memory: Sequence[Part] = field(default=())
     chosen: Sequence[str] = field(default=())
     doubts: Sequence[str] = field(default=())
+    problems: Sequence[str] = field(default=())
 
     @property
     def lines(self) -> list[str]:
@@ -85,45 +87,60 @@ def preflights(config: TrainConfig, runs: Sequence[training_run_pb2.TrainingRun]
     except ImportError:
         return []
     registry = load_registry()
-    shape, unknown = _shape_of(config)
+    (shape, described), unknown = _model_of(config)
     found = []
     for run in runs:
         entry = registry.get(run.algorithm)
         known = entry is not None and entry.trains
-        found.append(
-            _of_stage(parse_settings(entry, run.settings_json), shape, unknown) if entry and known else Preflight()
-        )
+        if entry is None or not known:
+            found.append(Preflight())
+            continue
+        settings = parse_settings(entry, run.settings_json)
+        found.append(replace(_of_stage(settings, shape, unknown), problems=_split_problems(settings, described)))
     return found
 
 
-def _shape_of(config: TrainConfig) -> tuple[ModelShape | None, str]:
-    """Returns the shape of the policy's first weights, or why it is not known."""
+_Model = tuple[ModelShape | None, Mapping[str, Any]]
+"""The shape of a model and its configuration, which is empty if it is not known."""
+
+
+def _model_of(config: TrainConfig) -> tuple[_Model, str]:
+    """Returns the shape and the configuration of the policy's first weights, or why they are not known."""
     policy = config.policy
     if policy.build:
         return (
-            None,
+            (None, {}),
             f"The size of the model is known once {policy.build} has built it; what depends on it is said then.",
         )
     given = policy.path or (policy.base if policy.base.startswith(HUB_PREFIX) else "")
     if not given:
-        return None, "The size of the model is known when the run begins; what depends on it is said then."
-    found: Queue[tuple[ModelShape | None, str]] = Queue()
+        return (None, {}), "The size of the model is known when the run begins; what depends on it is said then."
+    found: Queue[tuple[_Model, str]] = Queue()
     # A daemon: the library of hubs goes on trying for half a minute, and nothing ends it.
-    Thread(target=lambda: found.put(_read_shape(given)), daemon=True).start()
+    Thread(target=lambda: found.put(_read(given)), daemon=True).start()
     try:
         return found.get(timeout=HUB_LIMIT_S)
     except Empty:
         return (
-            None,
+            (None, {}),
             f"{given} was not read within {HUB_LIMIT_S:g} s; what depends on its size is said when the run begins.",
         )
 
 
-def _read_shape(given: str) -> tuple[ModelShape | None, str]:
+def _read(given: str) -> tuple[_Model, str]:
+    config: Mapping[str, Any] = {}
     try:
-        return model_shape(given), ""
+        config = model_config(given)
+        return (shape_of(given, config), config), ""
     except CommandFailed as error:
-        return None, str(error)
+        return (None, config), str(error)
+
+
+def _split_problems(settings: Any, config: Mapping[str, Any]) -> list[str]:
+    """Returns why the matrices of the model cannot be split as the stage asks."""
+    from fulmen_algorithm.training.tensor_plan import split_problems
+
+    return split_problems(config, settings.parallel.tensor) if config and settings.parallel.tensor > 1 else []
 
 
 def _of_stage(settings: Any, shape: ModelShape | None, unknown: str) -> Preflight:
@@ -135,12 +152,14 @@ def _of_stage(settings: Any, shape: ModelShape | None, unknown: str) -> Prefligh
     model = ModelFacts(parameters=shape.parameters, longest=shape.longest)
     parallel = settings.parallel
     plan = TrainingPlan(
-        gpus=parallel.ranks_per_copy if parallel.kind == "fsdp2" else 1,
+        gpus=parallel.ranks_per_copy,
         lora_rank=settings.lora.rank if settings.lora is not None else 0,
         batch_tokens=settings.token_budget,
         checkpointing=settings.gradient_checkpointing,
         optimizer=settings.optimizer.kind,
-        reference=settings.uses_reference,
+        reference=settings.uses_reference and "reference" not in parallel.beside,
+        critic=settings.critic_plan is not None and "critic" not in parallel.beside,
+        tensor=parallel.tensor,
     )
     return Preflight(
         parameters=shape.parameters,

@@ -328,3 +328,18 @@ async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines
     assert unknown.startswith(
         "settings.engine.cluster: 'mine' is not in the service's setting FULMEN_ALGORITHM_CLUSTERS (hpc, ray;"
     )
+
+
+async def test_a_model_whose_matrices_cannot_be_split_as_asked_is_refused_with_every_reason(world, grpo_draft, tmp_path):
+    config = {"model_type": "gpt2", "num_attention_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {**json.loads(grpo_draft.settings_json), "parallel": {"kind": "ddp", "ranks": 2, "tensor": 2}}
+    policy = PolicySpec(name="split", origin=PolicyOrigin.PATH, source=str(tmp_path))
+    with pytest.raises(SettingsInvalid) as raised:
+        await created(replace(grpo_draft, settings_json=json.dumps(settings), policy=policy), world)
+    found = [each.description for each in raised.value.violations if each.field == "settings.parallel"]
+    assert found == [
+        "tensor: transformers has no plan for models of type gpt2",
+        "tensor: num_attention_heads, 3 in the model's configuration, is no multiple of 2",
+        "tensor: num_key_value_heads, 3 in the model's configuration, is no multiple of 2",
+    ]

@@ -1,5 +1,6 @@
 """The critic: its advantages are those of the paper, it learns, and it resumes bit for bit; PPO and its like learn."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from fulmen_algorithm.training.optimizer import MIN_NORMS
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings
-from fulmen_algorithm.training.state_files import read_state, write_state
+from fulmen_algorithm.training.state_files import CRITIC, CRITIC_PARTS, read_state, write_state
 from fulmen_algorithm.training.step import TrainingState, make_state, train_batch
 from fulmen_exchange.ranks import Ranks
 from tests.support.algorithm import reference_advantages as paper
@@ -146,7 +147,8 @@ def test_a_critic_step_whose_gradient_explodes_changes_nothing_but_the_norms(tin
     metrics = critic.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)
     assert (metrics["value_exploded"], metrics["value_skipped"]) == (1.0, 1.0)
     assert all(torch.equal(before[name], value) for name, value in critic.model.state_dict().items())
-    fresh.restore(critic.state())
+    fresh.model.load_state_dict(critic.model.state_dict())
+    fresh.norms = critic.norms
     assert fresh.learn(far, range(len(rows)), **BUDGET, explosion_factor=50.0)["value_exploded"] == 1.0
     assert fresh.learn(far, range(len(rows)), **BUDGET)["value_skipped"] == 0.0
 
@@ -175,6 +177,23 @@ def test_training_with_a_critic_resumes_bit_for_bit(tiny_model, rows, tmp_path):
     for one, other in ((unbroken.policy, resumed.policy), (unbroken.critic, resumed.critic)):
         weights, others = one.model.state_dict(), other.model.state_dict()
         assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_a_critic_that_an_earlier_release_kept_in_one_file_resumes_bit_for_bit(tiny_model, rows, tmp_path):
+    told = [rewarded(row, float(index % 2)) for index, row in enumerate(rows)]
+    state = state_of(tiny_model, GaeAdvantage())
+    train_batch(state, told, settings=StepSettings(), batch=BatchSettings(minibatches=2), seed=1)
+    write_state(state, tmp_path)
+    critic = state.critic
+    shutil.rmtree(tmp_path / CRITIC_PARTS)
+    model, optimizer = critic.model.state_dict(), critic.optimizer.state_dict()
+    torch.save({"model": model, "optimizer": optimizer, "norms": critic.norms}, tmp_path / CRITIC)
+    resumed = state_of(tiny_model, GaeAdvantage())
+    read_state(tmp_path, resumed)
+    for each in (state, resumed):
+        train_batch(each, told, settings=StepSettings(), batch=BatchSettings(minibatches=2), seed=2)
+    others = resumed.critic.model.state_dict()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in critic.model.state_dict().items())
 
 
 TARGET, LENGTH, PROMPTS, GROUP = 9, 3, 6, 4

@@ -148,6 +148,22 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
     assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
 
 
+def test_split_matrices_are_divided_and_the_rest_is_whole_on_each_gpu() -> None:
+    shape = ModelShape.read(QWEN3_0_6B)
+    embeddings_and_norms = 151_936 * 1024 + 28 * (2 * 1024 + 2 * 128) + 1024
+    one, two = sizes(TrainingPlan()), sizes(TrainingPlan(gpus=2, tensor=2))
+    assert two["weights"] == 4 * ((shape.parameters - embeddings_and_norms) // 2 + embeddings_and_norms)
+    assert one["activations"] / 2 < two["activations"] < one["activations"]
+    both = sizes(TrainingPlan(gpus=4, tensor=2))
+    assert both["weights"] == pytest.approx(two["weights"] / 2, abs=4)
+
+
+def test_a_critic_is_trained_with_weights_gradients_and_moments_of_its_own() -> None:
+    parameters = ModelShape.read(QWEN3_0_6B).parameters
+    assert sizes(TrainingPlan(critic=True))["critic"] == 16 * parameters
+    assert sizes(TrainingPlan(critic=True, gpus=4))["critic"] == pytest.approx(4 * parameters, abs=16)
+
+
 def test_adapters_need_no_gradients_and_moments_of_the_model() -> None:
     shape, lora = ModelShape.read(QWEN3_0_6B), sizes(TrainingPlan(lora_rank=16))
     assert lora["weights"] == 4 * shape.parameters

@@ -32,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checked(folder: Path, source: str, stages: str, *more: str) -> str:
+def checked(folder: Path, source: str, stages: str, *more: str, fails: bool = False) -> str:
     text = f'name = "tool"\n[policy]\nname = "tool"\n{source}\n[agent]\npython = "agent.py:solve"\n'
     (folder / "train.toml").write_text(f'{text}[data]\ntrain = "tasks.jsonl"\n{stages}')
     words = ["train", str(folder / "train.toml"), "--check", "--state-dir", str(folder / "none"), *more]
     done = CliRunner().invoke(app, words, env=NOBODY)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    assert (done.exit_code != 0) is fails, done.output
+    return done.output if fails else done.stdout
 
 
 GRPO = '[[stage]]\nalgorithm = "grpo"\nengine = { kind = "vllm" }\n'
@@ -52,6 +52,15 @@ def test_a_stage_shows_its_batch_memory_and_what_it_chooses_by_the_model(folder:
     assert "Versions are published in bfloat16" in shown
     assert "Warning" not in shown
     assert "Nothing was published." in shown
+
+
+def test_split_matrices_are_in_the_memory_and_those_that_cannot_be_split_are_refused(folder: Path) -> None:
+    shown = checked(folder, f'path = "{folder}/qwen"', GRPO + 'parallel = { kind = "ddp", ranks = 2, tensor = 2 }\n')
+    assert "(weights 1.4, gradients 1.4," in shown
+    stage = GRPO + 'parallel = { kind = "ddp", ranks = 3, tensor = 3 }\n'
+    refused = checked(folder, f'path = "{folder}/qwen"', stage, fails=True)
+    for name in ("num_attention_heads, 16", "num_key_value_heads, 8"):
+        assert f"settings.parallel: tensor: {name} in the model's configuration, is no multiple of 3" in refused
 
 
 def test_a_stage_that_seldom_works_is_doubted(folder: Path) -> None:

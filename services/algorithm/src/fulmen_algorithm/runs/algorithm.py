@@ -194,6 +194,12 @@ class AlgorithmSettings(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _tensor_fits(self) -> Self:
+        if self.parallel.tensor > 1 and (problems := tensor_problems(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
     def _exchange_fits(self) -> Self:
         if self.exchange is not None and (problems := exchange_problems(self)):
             raise ValueError("; ".join(problems))
@@ -267,6 +273,20 @@ class AlgorithmSettings(RunSettings):
                 f"warmup_steps: {self.warmup_steps} is more than the {self.optimizer_steps} optimiser steps of the run"
             )
         return self
+
+
+def tensor_problems(settings: AlgorithmSettings) -> list[str]:
+    """Returns what of a run's settings does not go with split matrices."""
+    found = []
+    if settings.lora is not None:
+        found.append("lora: needs parallel.tensor 1: adapters are of whole matrices")
+    if isinstance(settings.optimizer, Muon) and settings.parallel.kind == "ddp":
+        found.append("optimizer.kind: muon needs whole matrices, parallel.tensor 1")
+    if settings.exchange is not None:
+        found.append("exchange: needs parallel.tensor 1: codecs know parts by rows alone")
+    if settings.passes.compile:
+        found.append("passes.compile: needs parallel.tensor 1: layers with split matrices are not compiled")
+    return found
 
 
 def exchange_problems(settings: AlgorithmSettings) -> list[str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -22,15 +21,17 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers import hand_over
 from fulmen_algorithm.trainers.devices import Devices
 from fulmen_algorithm.trainers.standings import HandOver, Standing
+from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
-from fulmen_algorithm.training.parallel import GradientReducer, groups_of, join_group, wants_bf16
-from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel
+from fulmen_algorithm.training.parallel import GradientReducer, RankGroups, groups_of, join_group, wants_bf16
+from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel, SplitUnsupported
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
 from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
 from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_algorithm.training.tensor_plan import folder_problems
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_exchange.ranks import Ranks
@@ -71,9 +72,14 @@ class LocalTrainer:
         # The same on every rank until the weights are loaded, then one random sequence per rank.
         randomness = OwnRandomness(setup.seed)
         devices = devices or Devices.all_on(str(ranks.device))
-        mesh = groups_of(ranks, setup.compute.parallel).mesh
+        groups = groups_of(ranks, setup.compute.parallel)
+        for folder in (setup.model_dir, setup.reward_dir):
+            if groups.tensor_mesh is None or folder is None:
+                continue
+            if problems := folder_problems(folder, groups.tensor.world_size):
+                raise RunFailed(f"The model in {folder} cannot be split over ranks: {'; '.join(problems)}.")
         with randomness.in_use():
-            policy = load_policy(setup.model_dir, devices.policy, setup.lora, mesh)
+            policy = load_policy(setup.model_dir, devices.policy, setup.lora, groups)
         try:
             policy.prepare(setup.compute, ranks)
         except AttentionUnsupported as error:
@@ -82,7 +88,7 @@ class LocalTrainer:
             _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
         frozen = replace(ranks, device=torch.device(devices.reference))
         reference, reward_model = (
-            None if folder is None else _load_frozen(folder, setup, frozen, mesh)
+            None if folder is None else _load_frozen(folder, setup, frozen, groups)
             for folder in (setup.reference_dir, setup.reward_dir)
         )
         if reward_model is not None:
@@ -203,9 +209,9 @@ class LocalTrainer:
         return begun
 
 
-def _load_frozen(folder: Path, setup: TrainerSetup, ranks: Ranks, mesh: DeviceMesh | None) -> PolicyModel:
+def _load_frozen(folder: Path, setup: TrainerSetup, ranks: Ranks, groups: RankGroups) -> PolicyModel:
     """Loads a model that does not train, beside the policy."""
-    loaded = load_policy(folder, str(ranks.device), mesh=mesh)
+    loaded = load_policy(folder, str(ranks.device), groups=groups)
     loaded.model.requires_grad_(False)
     loaded.prepare(setup.compute, ranks)
     return loaded
@@ -234,10 +240,20 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
 
 
 def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, device: str) -> Critic:
-    ranks, pad_token_id = policy.ranks, policy.pad_token_id
-    bf16 = wants_bf16(setup.compute, ranks.device)
+    parallel = setup.compute.parallel
+    # On GPUs of its own it is whole: the parts of the policy are on others.
+    spread = policy.groups.copy.group is not None and parallel.critic_gpus is None
     try:
-        return Critic.load(setup.model_dir, plan, ranks=ranks, device=device, pad_token_id=pad_token_id, bf16=bf16)
+        return Critic.load(
+            setup.model_dir,
+            plan,
+            ranks=policy.ranks,
+            groups=policy.groups if spread else None,
+            parallel=parallel if isinstance(parallel, Fsdp2) else None,
+            device=device,
+            pad_token_id=policy.pad_token_id,
+            bf16=wants_bf16(setup.compute, policy.ranks.device),
+        )
     except (OSError, ValueError) as error:
         text = (
             f"The model in {setup.model_dir} gives no critic: transformers has no token classifier of its architecture."
@@ -255,11 +271,12 @@ def _roles_have_adapters() -> Iterator[None]:
 
 
 def load_policy(
-    folder: Path, device: str, lora: LoraSettings | None = None, mesh: DeviceMesh | None = None
+    folder: Path, device: str, lora: LoraSettings | None = None, groups: RankGroups | None = None
 ) -> PolicyModel:
+    meshes = (groups.mesh, groups.tensor_mesh) if groups is not None else (None, None)
     try:
-        return PolicyModel.load(folder, device=device, lora=lora, mesh=mesh)
-    except TargetsUnknown as error:
+        return PolicyModel.load(folder, device=device, lora=lora, mesh=meshes[0], tensor_mesh=meshes[1])
+    except (TargetsUnknown, SplitUnsupported) as error:
         raise RunFailed(str(error)) from error
     except (OSError, ValueError) as error:
         text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."

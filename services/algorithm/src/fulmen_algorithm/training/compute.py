@@ -77,6 +77,11 @@ class OneProcess(BesidePolicy):
         return 1
 
     @property
+    def tensor(self) -> int:
+        """One process has all of every matrix."""
+        return 1
+
+    @property
     def balance(self) -> Balance:
         """One process has no others to share with."""
         return Balance.POSITIONS
@@ -95,6 +100,8 @@ class Placed(BesidePolicy):
         cpus: CPUs that each needs; 0 for any.
         memory_gib: Memory that each needs, in GiB; 0 for any.
         gpus: List of GPUs of the service's machine, one for each rank; null for some that no engine has, where there are enough.
+        tensor: Ranks that compute the same rows together, each with a part of the matrices of every layer; 1 for none. It
+            needs a model for which transformers has a plan, with heads that can be dealt evenly.
         balance: `positions` gives each rank as much to compute, and a resumed run is equal bit for bit; `speed` gives
             ranks that computed slower in earlier steps less. The ranks of a copy of `fsdp2` count as one.
     """
@@ -106,7 +113,24 @@ class Placed(BesidePolicy):
     cpus: int = Field(default=0, ge=0, le=4096)
     memory_gib: int = Field(default=0, ge=0, le=65_536)
     gpus: Annotated[list[GpuNumber], Field(min_length=1, max_length=MAX_RANKS)] | None = None
+    tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
     balance: Annotated[Balance, Field(strict=False)] = Balance.POSITIONS
+
+    @model_validator(mode="after")
+    def _tensor_fits(self) -> Self:
+        if self.tensor > 1:
+            _raise_joined(self._tensor_problems())
+        return self
+
+    def _tensor_problems(self) -> Iterable[str]:
+        if self.ranks % self.tensor:
+            yield f"ranks: {self.ranks} must be a multiple of tensor, {self.tensor}"
+        if self.is_elastic:
+            yield "min_ranks: needs tensor 1: ranks that are left have no whole matrices"
+        if self.balance is Balance.SPEED:
+            yield "balance: must be positions with tensor: ranks that compute the same rows have one speed"
+        for model in self.beside:
+            yield f"{model}_gpus: needs tensor 1: the {model} is split beside the policy"
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Self:
@@ -142,11 +166,11 @@ class Placed(BesidePolicy):
     @property
     def ranks_per_copy(self) -> int:
         """Ranks over which one copy of the weights is spread."""
-        return 1
+        return self.tensor
 
 
 class Ddp(Placed):
-    """Every rank holds all weights and computes a part of each step; gradients are summed once per step."""
+    """Every rank, or every `tensor` of them, holds all weights and computes a part of each step; gradients are summed once per step."""
 
     kind: Literal["ddp"] = "ddp"
 
@@ -186,6 +210,14 @@ class Fsdp2(Placed):
                 f"min_ranks: {self.min_ranks} must be a multiple of shard, {self.ranks_per_copy}: copies of the weights are whole"
             )
         return self
+
+    def _tensor_problems(self) -> Iterable[str]:
+        yield from super()._tensor_problems()
+        if self.ranks_per_copy % self.tensor or self.ranks_per_copy == self.tensor:
+            yield (
+                f"tensor: {self.tensor} must divide shard, {self.ranks_per_copy}, and be less: its ranks are some of those of a"
+                " copy. Without parts beside them, use kind ddp"
+            )
 
     @property
     def ranks_per_copy(self) -> int:

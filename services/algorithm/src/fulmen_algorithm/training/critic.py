@@ -1,16 +1,16 @@
 # ruff: noqa: N803, N806 (tensor names end with their shape)
 """The critic of PPO: estimates the remaining return at every token, to compute the advantages of a batch.
 
-It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), complete on every rank, on the
-policy's device or another one, with a separate optimiser. The head starts at 0, so the first advantages are the returns themselves. Invariant: a step
-whose loss or gradient norm is not finite, or whose gradient explodes, changes nothing, and every rank holds the same
-weights.
+It is a copy of the policy's trunk with a value head (`AutoModelForTokenClassification`), on the policy's device or another one,
+with a separate optimiser. Every rank holds all of it, or with `fsdp2` a part, as of the policy. The head starts at 0, so the
+first advantages are the returns themselves. Invariant: a step whose loss or gradient norm is not finite, or whose gradient
+explodes, changes nothing, and every copy of the critic has the same weights.
 
 Legend: B lines, T positions, N trained tokens of a rollout in the order in which they were sampled.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,26 @@ from transformers.utils import logging
 
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
+from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.defaults import CRITIC_RATE
+from fulmen_algorithm.training.gradient_norms import clip_gradients
 from fulmen_algorithm.training.optimizer import NormWatch
-from fulmen_algorithm.training.packing import MicroBatch, micro_batch
-from fulmen_algorithm.training.parallel import AllReduce, autocast, clip_gradients, layouts_of
+from fulmen_algorithm.training.optimizers import groups_alike
+from fulmen_algorithm.training.packing import MicroBatch, empty_micro_batch, micro_batch
+from fulmen_algorithm.training.parallel import (
+    AllReduce,
+    RankGroups,
+    autocast,
+    layouts_of,
+    shard,
+    spread_again,
+)
+from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.scorer import layers_of
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_algorithm.training.tensor_parallel import agree_on_gradients, load_split
 from fulmen_exchange.ranks import Ranks, StepInfo
-
-CRITIC = "critic.pt"
 
 
 def generalised_advantages(rewards_N: Floats, values_N: Floats, *, gamma: float, lam: float) -> Floats:
@@ -75,15 +86,23 @@ class Critic:
     """Values and their optimiser."""
 
     def __init__(
-        self, model: PreTrainedModel, plan: CriticPlan, *, ranks: Ranks, pad_token_id: int, bf16: bool = False
+        self,
+        model: PreTrainedModel,
+        plan: CriticPlan,
+        *,
+        ranks: Ranks,
+        groups: RankGroups | None = None,
+        pad_token_id: int,
+        bf16: bool = False,
     ) -> None:
-        """Wraps a model with one output for each token."""
+        """Wraps a model with one output for each token, whole or in parts already; see `load`."""
         self.model = model.eval()
+        self.groups = groups or RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
         rate = plan.critic.learning_rate or CRITIC_RATE.of(sum(each.numel() for each in model.parameters()))
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(groups_alike(list(model.parameters())), lr=rate, weight_decay=0.0)
         self._plan = plan
         self._ranks = ranks
-        self._device = model.device
+        self._device = ranks.device if self._sharded else model.device
         self._pad_token_id = pad_token_id
         self._bf16 = bf16
         self._norms = NormWatch()
@@ -95,6 +114,8 @@ class Critic:
         plan: CriticPlan,
         *,
         ranks: Ranks,
+        groups: RankGroups | None = None,
+        parallel: Fsdp2 | None = None,
         device: str | None = None,
         pad_token_id: int,
         bf16: bool = False,
@@ -105,7 +126,9 @@ class Critic:
             model_dir: Folder of the policy.
             plan: Settings.
             ranks: Ranks that train.
-            device: Where the critic is to be; None for the ranks' device.
+            groups: Those of the policy, over which the critic is spread likewise; None if each rank holds all of it.
+            parallel: How it is spread.
+            device: Where a whole critic is to be; None for the ranks' device.
             pad_token_id: Id for padding.
             bf16: Whether passes compute in bf16.
 
@@ -113,21 +136,17 @@ class Critic:
             OSError: if the folder holds no model.
             ValueError: if the library has no token classifier of this architecture.
         """
-        verbosity = logging.get_verbosity()
-        # Silence the warning that the head is not in the folder.
-        logging.set_verbosity_error()
-        try:
-            model, found = AutoModelForTokenClassification.from_pretrained(
-                model_dir, num_labels=1, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-        finally:
-            logging.set_verbosity(verbosity)
-        head = set(found["missing_keys"])
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in head:
-                    parameter.zero_()
-        return cls(model.to(device or ranks.device), plan, ranks=ranks, pad_token_id=pad_token_id, bf16=bf16)
+        groups = groups or RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
+        model = _with_fresh_head(model_dir, groups)
+        if groups.mesh is None or groups.tensor_mesh is not None:
+            model.to(device or ranks.device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
+        if groups.mesh is not None and parallel is not None:
+            shard(model, layers_of(model), groups.mesh, parallel, bf16=bf16)
+        return cls(model, plan, ranks=ranks, groups=groups, pad_token_id=pad_token_id, bf16=bf16)
+
+    @property
+    def _sharded(self) -> bool:
+        return self.groups.mesh is not None
 
     def assess(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> CriticTargets:
         """Computes advantages and value targets from the rewards of rows."""
@@ -178,9 +197,10 @@ class Critic:
             part.backward()
             loss += float(part.detach())
         parameters = list(self.model.parameters())
-        AllReduce().reduce(parameters, self._ranks, StepInfo())
-        norm = clip_gradients(parameters, self._plan.critic.max_grad_norm)
-        measured = self._ranks.gather((loss, norm))
+        agree_on_gradients(self.model, self.groups.tensor)
+        AllReduce().reduce(parameters, self.groups.peers, StepInfo())
+        norm = clip_gradients(parameters, self._plan.critic.max_grad_norm, self.groups)
+        measured = self._ranks.gather((loss, norm))[self.groups.once]
         loss = sum(one for one, _ in measured)
         # The numbers are the same on every rank, so all take or skip the step alike.
         exploded = self._norms.explodes(measured[0][1], explosion_factor)
@@ -197,23 +217,14 @@ class Critic:
             "value_explained": _explained(rows, critic_targets, indices),
         }
 
-    def state(self) -> dict[str, Any]:
-        """Returns the complete state."""
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "norms": self._norms.norms,
-        }
+    @property
+    def norms(self) -> list[float]:
+        """The gradient norms of the last steps, newest last."""
+        return self._norms.norms
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Restores a state returned by `state`, bit for bit.
-
-        Raises:
-            RuntimeError: if it has another architecture.
-        """
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self._norms = NormWatch(saved["norms"])
+    @norms.setter
+    def norms(self, norms: Sequence[float]) -> None:
+        self._norms = NormWatch(norms)
 
     @torch.no_grad()
     def _values(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[list[float]]:
@@ -229,19 +240,51 @@ class Critic:
     def _values_of(self, micro: MicroBatch) -> Tensor:
         """Computes V before each token, the value of the state in which it was sampled; float32 [B, T]."""
         device, attention = self._device, micro.attention_mask_BT
-        with autocast(device, bf16=self._bf16):
+        with autocast(device, bf16=self._bf16 and not self._sharded):
             output = self.model(
                 input_ids=micro.input_ids_BT.to(device),
                 position_ids=micro.position_ids_BT.to(device),
                 attention_mask=None if attention is None else attention.to(device),
                 use_cache=False,
             )
+        if self._sharded and not torch.is_grad_enabled():
+            # There is no backward pass for which the root keeps its weights gathered.
+            spread_again(self.model)
         return torch.nn.functional.pad(output.logits[:, :-1, 0].float(), (1, 0))
 
     def _micro_batches(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[MicroBatch]:
-        shares = layouts_of(rows, self._ranks, token_budget=token_budget, mode=mode)
-        mine = shares[self._ranks.rank]
-        return [micro_batch(rows, layout, pad_token_id=self._pad_token_id, mode=mode) for layout in mine]
+        ranks, of_copy = self.groups.sharing(self._ranks)
+        shares = layouts_of(rows, ranks, token_budget=token_budget, mode=mode)
+        mine, pad = shares[ranks.rank], self._pad_token_id
+        # Every pass involves all ranks of a copy.
+        missing = max(map(len, shares[of_copy])) - len(mine)
+        made = [micro_batch(rows, layout, pad_token_id=pad, mode=mode) for layout in mine]
+        return made + [empty_micro_batch(pad_token_id=pad)] * missing
+
+
+def _with_fresh_head(model_dir: Path | str, groups: RankGroups) -> PreTrainedModel:
+    options: dict[str, Any] = {"num_labels": 1, "output_loading_info": True}
+    verbosity = logging.get_verbosity()
+    # Silence the warning that the head is not in the folder.
+    logging.set_verbosity_error()
+    try:
+        model: PreTrainedModel
+        found: Mapping[str, Any]
+        kind = AutoModelForTokenClassification
+        if groups.tensor_mesh is not None:
+            model, found = load_split(model_dir, groups.tensor_mesh, kind=kind, **options)
+        elif groups.mesh is not None:
+            model, found = load_part(model_dir, groups.mesh, kind=kind, **options)
+        else:
+            model, found = kind.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True, **options)
+    finally:
+        logging.set_verbosity(verbosity)
+    head = set(found["missing_keys"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in head:
+                parameter.zero_()
+    return model
 
 
 def _chains(rows: Sequence[Row]) -> list[list[tuple[int, int]]]:

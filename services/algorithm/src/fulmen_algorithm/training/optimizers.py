@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fulmen_algorithm.training.settings import AdamW, OptimizerSettings, Sgd
+from fulmen_algorithm.training.tensor_parallel import is_split
 
 
 def make_optimizer(model: PreTrainedModel, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -16,7 +17,7 @@ def make_optimizer(model: PreTrainedModel, settings: OptimizerSettings) -> torch
     parameters = [p for p in model.parameters() if p.requires_grad]
     rule = settings.rule
     if isinstance(rule, Sgd):
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, momentum=rule.momentum)
+        return torch.optim.SGD(groups_alike(parameters), lr=settings.learning_rate, momentum=rule.momentum)
     if isinstance(rule, AdamW):
         return _adamw(parameters, settings, rule)
     tables = _tables(model)
@@ -55,17 +56,20 @@ class Together(torch.optim.Optimizer):
 
 
 def _adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings, rule: AdamW) -> torch.optim.AdamW:
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    decays, others = ([p for p in parameters if (p.ndim > 1) is wanted] for wanted in (True, False))
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
+        [*groups_alike(decays, weight_decay=settings.weight_decay), *groups_alike(others, weight_decay=0.0)],
         lr=settings.learning_rate,
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
         fused=rule.fused or None,
     )
+
+
+def groups_alike(parameters: Sequence[nn.Parameter], **options: float) -> list[dict[str, Any]]:
+    """Returns groups of weights that are spread alike: torch's steps take no others at once."""
+    split, others = ([p for p in parameters if is_split(p) is wanted] for wanted in (True, False))
+    return [{"params": one, **options} for one in (split, others) if one]
 
 
 def _tables(model: PreTrainedModel) -> set[int]:

@@ -23,13 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, ParallelSettings, Precision
 from fulmen_algorithm.training.packing import Layout, plan
 from fulmen_algorithm.training.part_loading import part_of, replace_parameters, without_memory
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import PackingMode
+from fulmen_algorithm.training.tensor_parallel import TENSOR, is_split
 from fulmen_exchange.parts import local
 from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 
@@ -100,16 +100,47 @@ class RankGroups:
     Attributes:
         copy: Ranks that hold one copy together; every pass involves all of them.
         peers: Ranks that hold the same part of each copy; gradients are summed over them once per optimiser step.
-        mesh: Mesh of the ranks of the copy; None where one rank holds it.
+        mesh: Mesh of the ranks of the copy that have different rows; None where FSDP does not split it.
+        tensor: Ranks of the copy that compute the same rows together, each with parts of the matrices.
+        tensor_mesh: Their mesh; None for one rank.
     """
 
     copy: Ranks = field(default_factory=Ranks)
     peers: Ranks = field(default_factory=Ranks)
     mesh: DeviceMesh | None = None
+    tensor: Ranks = field(default_factory=Ranks)
+    tensor_mesh: DeviceMesh | None = None
+
+    def sharing(self, ranks: Ranks) -> tuple[Ranks, slice]:
+        """Returns this rank among those with different rows, of all `ranks`, and which of them are of its copy."""
+        each = self.tensor.world_size
+        mine, own = replace(ranks, rank=ranks.rank // each, world_size=ranks.world_size // each), self.copy
+        first = mine.rank - own.rank // each
+        return mine, slice(first, first + own.world_size // each)
+
+    @property
+    def once(self) -> slice:
+        """Picks, of what all ranks have gathered, one of those that have computed the same rows."""
+        return slice(None, None, self.tensor.world_size)
 
 
 def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
-    """Returns the groups of this rank; all ranks call it. Ranks of one copy have consecutive numbers."""
+    """Returns the groups of this rank; all ranks call it. Ranks of one copy have consecutive numbers.
+
+    So have those of a copy that compute the same rows.
+    """
+    if parallel.tensor > 1:
+        parts = parallel.ranks_per_copy // parallel.tensor
+        split = _split_mesh(
+            ranks.group, ranks.device.type, ranks.world_size // parallel.ranks_per_copy, parts, parallel.tensor
+        )
+        return RankGroups(
+            copy=_group(split["copy"], ranks.device),
+            peers=_group(split[_COPIES], ranks.device),
+            mesh=split[_PARTS] if isinstance(parallel, Fsdp2) else None,
+            tensor=_group(split[TENSOR], ranks.device),
+            tensor_mesh=split[TENSOR],
+        )
     if not isinstance(parallel, Fsdp2):
         return RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
     mesh = _mesh(ranks.group, ranks.device.type, parallel.copies, parallel.ranks_per_copy)
@@ -135,6 +166,15 @@ _COPIES, _PARTS = "copies", "fsdp"
 def _mesh(_: dist.ProcessGroup | None, device_type: str, copies: int, parts: int) -> DeviceMesh:
     # Groups are never closed, so all trainers of a process share them.
     return init_device_mesh(device_type, (copies, parts), mesh_dim_names=(_COPIES, _PARTS))
+
+
+@cache
+def _split_mesh(
+    _: dist.ProcessGroup | None, device_type: str, copies: int, parts: int, tensor: int
+) -> dict[str, DeviceMesh]:
+    names = (_COPIES, _PARTS, TENSOR)
+    mesh = init_device_mesh(device_type, (copies, parts, tensor), mesh_dim_names=names)
+    return {**{name: mesh[name] for name in names}, "copy": mesh[_PARTS, TENSOR]._flatten("copy")}
 
 
 def _group(mesh: DeviceMesh, device: torch.device) -> Ranks:
@@ -359,10 +399,12 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, sett
     and gradients summed in float32. Sums over copies are left to a `GradientReducer`
     (docs/decisions/0037-copies-are-summed-after-the-backward-pass.md).
     """
-    replace_parameters(module, lambda parameter: part_of(parameter, mesh))
-    parts = dict(module.named_parameters(remove_duplicate=False))
-    # Units are made of parameters without memory, and then given the parts.
-    replace_parameters(module, without_memory)
+    parts: dict[str, nn.Parameter] = {}
+    if not any(map(is_split, module.parameters())):
+        replace_parameters(module, lambda parameter: part_of(parameter, mesh))
+        parts = dict(module.named_parameters(remove_duplicate=False))
+        # Units are made of parameters without memory, and then given the parts.
+        replace_parameters(module, without_memory)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward)
@@ -373,8 +415,10 @@ def shard(module: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, sett
             part.set_gradient_divide_factor(1.0)
             # Gloo supports only plain sums, without a factor.
             part.set_force_sum_reduction_for_comms(True)
-    module.load_state_dict(parts, strict=False, assign=True)
-    register_fsdp_forward_method(module, "try_out")
+    if parts:
+        module.load_state_dict(parts, strict=False, assign=True)
+    if hasattr(module, "try_out"):
+        register_fsdp_forward_method(module, "try_out")
 
 
 def spread_again(module: nn.Module) -> None:
@@ -387,17 +431,3 @@ def spread_again(module: nn.Module) -> None:
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[object]:
     """Returns a context of mixed precision in bf16, if enabled."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
-
-
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Computes the global norm of all gradients, the same on every rank of a copy."""
-    return _whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Scales gradients down to a global norm over all parameters; returns the norm before, the same on every rank."""
-    return _whole(nn.utils.clip_grad_norm_(parameters, max_norm))
-
-
-def _whole(norm: Tensor) -> float:
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

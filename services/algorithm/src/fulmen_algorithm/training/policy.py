@@ -40,6 +40,7 @@ from fulmen_algorithm.training.passes import Attention
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, TokenScores, checkpoint_layers, compile_layers, layers_of
 from fulmen_algorithm.training.settings import LoraSettings, PackingMode, WeightsKind
+from fulmen_algorithm.training.tensor_parallel import load_split
 from fulmen_algorithm.weights.folder_writer import ToWrite, write_folder
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights
 from fulmen_algorithm.weights.sources import FirstRankFailed, Source, copies_of, sources_of
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 
 class AttentionUnsupported(ValueError):
     """A model has no implementation of attention that was asked for."""
+
+
+class SplitUnsupported(ValueError):
+    """The matrices of a model cannot be split over ranks."""
 
 
 class PolicyModel:
@@ -101,6 +106,7 @@ class PolicyModel:
         device: str = "cpu",
         lora: LoraSettings | None = None,
         mesh: DeviceMesh | None = None,
+        tensor_mesh: DeviceMesh | None = None,
     ) -> "PolicyModel":
         """Loads a model directory in float32; nothing is downloaded.
 
@@ -109,16 +115,19 @@ class PolicyModel:
             device: Where the model is to be.
             lora: Adapters.
             mesh: Ranks over which the weights are spread, of which each reads its part; None to read all of them.
+            tensor_mesh: Ranks over which matrices are split, of which each reads its part whatever `mesh` is.
 
         Raises:
             OSError: if the directory holds no model or no tokenizer.
             TargetsUnknown: if the model has none of the modules that are to get adapters, or one is no linear layer.
         """
-        model = _load(model_dir, mesh)
-        if mesh is None:
+        model = load_split(model_dir, tensor_mesh) if tensor_mesh is not None else _load(model_dir, mesh)
+        if mesh is None or tensor_mesh is not None:
             model.to(device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         by_name = has_names_of(Path(model_dir), model)
+        if tensor_mesh is not None and not by_name:
+            raise SplitUnsupported("Files that name tensors otherwise than the model does are not read in split matrices.")
         return cls(model, tokenizer, lora=lora, by_name=by_name)
 
     def prepare(self, compute: ComputeSettings, ranks: Ranks) -> None:
@@ -142,6 +151,7 @@ class PolicyModel:
             compile_layers(self.model)
         if isinstance(compute.parallel, Fsdp2) and self.groups.mesh is not None:
             shard(self._scorer, layers_of(self.model), self.groups.mesh, compute.parallel, bf16=self._bf16)
+        if self.groups.copy.group is not None or self.sharded:
             with torch.no_grad():
                 self._scorer.try_out()
             spread_again(self._scorer)
@@ -340,9 +350,11 @@ class PolicyModel:
 
 
 def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:
+    model: PreTrainedModel
     if mesh is not None:
-        return load_part(model_dir, mesh)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+        model = load_part(model_dir, mesh)
+        return model
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
     return model
 
 

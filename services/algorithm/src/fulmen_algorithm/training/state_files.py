@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from fulmen_algorithm.training.critic import CRITIC
+from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import MODEL, OtherArchitecture
 from fulmen_algorithm.training.optimizer import NormWatch
+from fulmen_algorithm.training.part_loading import part_like
 from fulmen_algorithm.training.randomness import generators, set_generators
 from fulmen_algorithm.training.step import TrainingState
 from fulmen_algorithm.weights.sources import copies_of
@@ -37,6 +38,10 @@ FORMAT = 2
 TRAINING = "training.pt"
 EXCHANGE = "exchange-{rank}.pt"
 MOMENTS = "moments-{copy}"
+CRITIC = "critic.pt"
+CRITIC_PARTS = "critic"
+WEIGHTS = "weights"
+"""Folder of the critic's weights, beside those of its moments."""
 
 
 class UnknownFormat(ValueError):
@@ -51,7 +56,8 @@ class _Captured:
         counters: What is not of the weights' size.
         moments: Moments by kind and weight.
         exchange: State of the exchange of gradients.
-        critic: State of the critic; empty without one.
+        critic: Counters of the critic; empty without one.
+        critic_tensors: Its weights and moments, by kind and weight.
         weights: Copies of the weights; None for the present ones.
     """
 
@@ -59,6 +65,7 @@ class _Captured:
     moments: Mapping[str, Mapping[str, Tensor]]
     exchange: Mapping[str, Any]
     critic: Mapping[str, Any]
+    critic_tensors: Mapping[str, Mapping[str, Tensor]]
     weights: Mapping[str, Tensor] | None = None
 
 
@@ -83,13 +90,14 @@ def copy_state(state: TrainingState) -> Callable[[Path], None]:
         moments={kind: copies_of(tensors) for kind, tensors in present.moments.items()},
         exchange=deepcopy(present.exchange),
         critic=deepcopy(present.critic),
+        critic_tensors={kind: copies_of(tensors) for kind, tensors in present.critic_tensors.items()},
         weights=copies_of(published_tensors(state.policy.model)),
     )
     return partial(_write, state, copy)
 
 
 def _captured(state: TrainingState) -> _Captured:
-    moments, counts = _moments(state)
+    moments, counts = _moments(state.policy.model, state.optimizer)
     counters = {
         "format": FORMAT,
         "moments": {key: sorted(tensors) for key, tensors in moments.items()},
@@ -99,8 +107,20 @@ def _captured(state: TrainingState) -> _Captured:
         "norms": state.norms.norms,
         "rng": state.policy.ranks.gather(generators()),
     }
-    critic = {} if state.critic is None else state.critic.state()
-    return _Captured(counters=counters, moments=moments, exchange=state.reducer.state(), critic=critic)
+    critic: dict[str, Any] = {}
+    critic_tensors: dict[str, dict[str, Tensor]] = {}
+    if state.critic is not None:
+        critic_tensors, critic_counts = _moments(state.critic.model, state.critic.optimizer)
+        moments_of_critic = {key: sorted(tensors) for key, tensors in critic_tensors.items()}
+        critic = {"moments": moments_of_critic, "counts": critic_counts, "norms": state.critic.norms}
+        critic_tensors[WEIGHTS] = dict(state.critic.model.state_dict())
+    return _Captured(
+        counters=counters,
+        moments=moments,
+        exchange=state.reducer.state(),
+        critic=critic,
+        critic_tensors=critic_tensors,
+    )
 
 
 def _write(state: TrainingState, captured: _Captured, folder: Path, *, tokenizer: bool = True) -> None:
@@ -122,6 +142,8 @@ def _write(state: TrainingState, captured: _Captured, folder: Path, *, tokenizer
     for key, tensors in captured.moments.items():
         # One kind at a time: the library has what it writes in memory twice.
         writers.run(partial(write_parts, tensors, place / key, writers.group))
+    for key, tensors in captured.critic_tensors.items():
+        ranks.run(partial(write_parts, tensors, folder / CRITIC_PARTS / key, ranks.group))
     # After the last exchange: a rank that cannot write keeps no other waiting.
     if captured.exchange:
         # One file per rank: residuals may be twice as large as the weights.
@@ -142,8 +164,8 @@ def read_state(folder: Path, state: TrainingState) -> None:
     saved = _read_counters(folder)
     _read_weights(folder / MODEL, state)
     if state.critic is not None:
-        state.critic.restore(torch.load(folder / CRITIC, map_location="cpu", weights_only=True))
-    _read_moments(folder, state, saved)
+        _read_critic(folder, state.critic)
+    _read_policys_moments(folder, state, saved)
     state.optimizer_steps = saved["optimizer_steps"]
     state.skipped_steps = saved["skipped_steps"]
     state.norms = NormWatch(saved["norms"])
@@ -194,15 +216,43 @@ def _read_weights(folder: Path, state: TrainingState) -> None:
         read_parts({name: present[name, shape] for name, shape in found}, folder, state.policy.groups.copy.group)
 
 
-def _moments(state: TrainingState) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
+def _read_critic(folder: Path, critic: Critic) -> None:
+    saved: dict[str, Any] = torch.load(folder / CRITIC, map_location="cpu", weights_only=True)
+    group, parts = critic.groups.copy.group, folder / CRITIC_PARTS
+    if "model" in saved:
+        _take_critic_of_one_file(saved, critic)
+        return
+    with torch.no_grad():
+        read_parts(critic.model.state_dict(), parts / WEIGHTS, group)
+    _read_moments(saved, critic.model, critic.optimizer, parts, group)
+    critic.norms = saved["norms"]
+
+
+def _take_critic_of_one_file(saved: Mapping[str, Any], critic: Critic) -> None:
+    """Restores what releases before the critic was in parts have stored: all of it in one file, moments by number."""
+    own, optimizer = critic.model.state_dict(), critic.optimizer
+    with torch.no_grad():
+        for name, tensor in saved["model"].items():
+            own[name].copy_(part_like(tensor, own[name]))
+    optimizer.state.clear()
+    for parameter, found in zip(critic.model.parameters(), saved["optimizer"]["state"].values(), strict=False):
+        optimizer.state[parameter].update(
+            {key: part_like(value, parameter) if value.ndim else value for key, value in found.items()}
+        )
+    critic.norms = saved["norms"]
+
+
+def _moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, Tensor]]]:
     """Returns the optimiser's moments by kind and weight, as this rank holds them, and its counts by weight.
 
     The library's own function would take a step where it has no moments yet.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     counts: dict[str, dict[str, Tensor]] = {}
-    for name, parameter in state.policy.model.named_parameters():
-        for key, value in state.optimizer.state.get(parameter, {}).items():
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
             if value.shape == parameter.shape:
                 moments.setdefault(key, {})[name] = value
             else:
@@ -210,20 +260,30 @@ def _moments(state: TrainingState) -> tuple[dict[str, dict[str, Tensor]], dict[s
     return moments, counts
 
 
-def _read_moments(folder: Path, state: TrainingState, saved: Mapping[str, Any]) -> None:
-    groups, parameters = state.policy.groups, dict(state.policy.model.named_parameters())
-    copies = sorted(folder.glob(MOMENTS.format(copy="*")))
-    state.optimizer.state.clear()
+def _read_policys_moments(folder: Path, state: TrainingState, saved: Mapping[str, Any]) -> None:
+    groups, copies = state.policy.groups, sorted(folder.glob(MOMENTS.format(copy="*")))
+    place = copies[groups.peers.rank % len(copies) if state.reducer.steps_locally else 0] if copies else folder
+    _read_moments(saved, state.policy.model, state.optimizer, place, groups.copy.group)
+
+
+def _read_moments(
+    saved: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    place: Path,
+    group: dist.ProcessGroup | None,
+) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
     for name, counts in saved["counts"].items():
         # The optimiser keeps its step count on the CPU, but a fused one with the weights.
-        place = parameters[name].device if state.optimizer.defaults.get("fused") else "cpu"
-        state.optimizer.state[parameters[name]].update({k: value.to(place, copy=True) for k, value in counts.items()})
+        device = parameters[name].device if optimizer.defaults.get("fused") else "cpu"
+        optimizer.state[parameters[name]].update({k: value.to(device, copy=True) for k, value in counts.items()})
     for key, names in saved["moments"].items():
         moments = {name: torch.zeros_like(parameters[name], requires_grad=False) for name in names}
-        place = copies[groups.peers.rank % len(copies)] if state.reducer.steps_locally else copies[0]
-        read_parts(moments, place / key, groups.copy.group)
+        read_parts(moments, place / key, group)
         for name, value in moments.items():
-            state.optimizer.state[parameters[name]][key] = value
+            optimizer.state[parameters[name]][key] = value
 
 
 def write_parts(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None) -> None:

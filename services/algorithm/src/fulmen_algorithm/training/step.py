@@ -31,14 +31,13 @@ from fulmen_algorithm.losses.losses import (
 from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
+from fulmen_algorithm.training.gradient_norms import clip_gradients, gradient_norm
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
 from fulmen_algorithm.training.optimizers import make_optimizer
 from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
 from fulmen_algorithm.training.parallel import (
     AllReduce,
     GradientReducer,
-    clip_gradients,
-    gradient_norm,
     layouts_of,
     wait_for,
 )
@@ -46,6 +45,7 @@ from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import generators
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
+from fulmen_algorithm.training.tensor_parallel import agree_on_gradients
 from fulmen_exchange.ranks import StepInfo
 
 
@@ -309,8 +309,9 @@ def micro_batches(
 
     All ranks of a copy of the weights have as many micro-batches: empty ones fill up.
     """
-    mode, ranks, copy = policy.packing(settings.packing), policy.ranks, policy.groups.copy
-    first, speeds = ranks.rank - copy.rank, policy.speeds.by_rank if policy.speeds is not None else ()
+    mode, copy = policy.packing(settings.packing), policy.groups.copy
+    ranks, of_copy = policy.groups.sharing(policy.ranks)
+    speeds = policy.speeds.by_rank if policy.speeds is not None else ()
     by_adapter: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         by_adapter.setdefault(policy.adapter_of(row), []).append(index)
@@ -320,7 +321,7 @@ def micro_batches(
         part = [rows[i] for i in indices]
         shares = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode, speeds=speeds)
         positions += sum(layout.size_tokens for share in shares for layout in share)
-        missing = max(map(len, shares[first : first + copy.world_size])) - len(shares[ranks.rank])
+        missing = max(map(len, shares[of_copy])) - len(shares[ranks.rank])
         mine.append((adapter, [layout.renumbered(indices) for layout in shares[ranks.rank]], missing))
 
     def made() -> Iterator[MicroBatch]:
@@ -363,14 +364,15 @@ def _optimise(
         loss += float(part.detach())
     wait_for(policy.device)
     compute_s = perf_counter() - started
-    parameters, reducer = list(policy.model.parameters()), state.reducer
+    parameters, reducer, groups = list(policy.model.parameters()), state.reducer, policy.groups
     total = settings.total_steps or state.rate.settings.total_steps
     progress = min(planned / total, 1.0) if total else 0.0
     step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=compute_s)
-    reducer.reduce(parameters, policy.groups.peers, step_info)
+    agree_on_gradients(policy.model, groups.tensor)
+    reducer.reduce(parameters, groups.peers, step_info)
     clips = reducer.clips_sums
-    norm = clip_gradients(parameters, settings.max_grad_norm) if clips else gradient_norm(parameters)
-    measured = policy.ranks.gather((loss, norm, sums, positions, compute_s))
+    norm = clip_gradients(parameters, settings.max_grad_norm, groups) if clips else gradient_norm(parameters, groups)
+    measured = policy.ranks.gather((loss, norm, sums, positions, compute_s))[groups.once]
     losses, norms, sums_of_ranks, positions_of_ranks, seconds_of_ranks = zip(*measured, strict=True)
     if policy.speeds is not None:
         policy.speeds.note(positions_of_ranks, seconds_of_ranks)

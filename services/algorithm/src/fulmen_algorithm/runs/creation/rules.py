@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,6 +43,7 @@ from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceSt
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 from fulmen_algorithm.training.compute import THIS_MACHINE
 from fulmen_algorithm.training.passes import pass_problems
+from fulmen_algorithm.training.tensor_plan import folder_problems
 
 RUN_NAME = re.compile(r"(projects/[a-z0-9-]{1,63})/trainingRuns/[a-z0-9-]{1,63}")
 RUN_FORM = "must be projects/<project>/trainingRuns/ and 1 to 63 of [a-z0-9-], in the project of the run"
@@ -193,9 +195,10 @@ async def checked_with_resources(
         plan = await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains)
         violations += [Violation(field="settings", description=problem) for problem in plan.problems]
     if draft.algorithm in rules.registry:
-        violations += await place_problems(
-            draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
-        )
+        places = await place_problems(draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models)
+        violations += places
+        if not places and isinstance(settings, AlgorithmSettings):
+            violations += await _split_problems(settings, draft.policy)
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, rules.registry[draft.algorithm], resources)
         violations += await _source_problems(draft, resources, knows_run)
@@ -207,6 +210,14 @@ async def checked_with_resources(
         if draft.policy.origin is not PolicyOrigin.NEWEST or draft.policy.name not in trained:
             violations += await version_problems(draft.policy, resources)
     return settings, violations
+
+
+async def _split_problems(settings: AlgorithmSettings, policy: PolicySpec) -> list[Violation]:
+    """Checks whether matrices can be split; of models in no folder of this machine yet, the trainer says it."""
+    if settings.parallel.tensor == 1 or policy.origin is not PolicyOrigin.PATH:
+        return []
+    found = await asyncio.to_thread(folder_problems, Path(policy.source), settings.parallel.tensor)
+    return [Violation(field="settings.parallel", description=text) for text in found]
 
 
 async def _taken_problems(draft: RunDraft, is_taken: IsTaken) -> list[Violation]:
