@@ -75,7 +75,6 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Takes them out of its rounds for good."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
