@@ -133,3 +133,9 @@ def test_what_services_set_when_they_are_imported_keeps_no_program_from_being_fo
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_none_is_forked_where_a_test_wants_programs_as_they_are_deployed() -> None:
+    with forked.started_as_usual():
+        assert not hasattr(started("--help"), "is_forked")
+    assert started("--help").is_forked

@@ -21,13 +21,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install"]
+__all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install", "started_as_usual"]
 
 MODULES = ("fulmen_store", "fulmen_runner", "fulmen_llm_proxy", "fulmen_algorithm", "fulmen_cli")
 ALSO_IMPORTED = {"fulmen_cli": ("fulmen_cli.main", "pydantic.main")}
@@ -57,6 +57,16 @@ def install() -> None:
         ENVIRONMENT.update(os.environ)
         subprocess.Popen = _Popen  # type: ignore[misc]
         atexit.register(_close)
+
+
+@contextmanager
+def started_as_usual() -> Iterator[None]:
+    """Has the programs start as usual meanwhile: what /proc shows of a fork's environment is that of its server."""
+    started, subprocess.Popen = subprocess.Popen, _USUAL  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = started  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +147,9 @@ NETWORK = ""
 
 _servers: dict[str, _Server] = {}
 _lock = threading.Lock()
+
+
+_USUAL = subprocess.Popen
 
 
 class _Popen(subprocess.Popen):
