@@ -43,8 +43,8 @@ hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 LONG_KINDS = {"chaos": "kills", "integration": "kills"}
-BEGINS_FIRST = "vllm"
-"""A group that takes minutes, one test after another: were it begun among the last, all else would wait for it."""
+BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers")
+"""Groups that take minutes, one test after another: were one begun among the last, the others would wait for it."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
@@ -64,7 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"serial-{group}"))
         elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] != BEGINS_FIRST)
+    places = {group: place for place, group in enumerate(BEGIN_FIRST)}
+    items.sort(key=lambda item: places.get(item.get_closest_marker("xdist_group").args[0], len(places)))
 
 
 def pytest_collection() -> None:
@@ -73,9 +74,8 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Takes them out of its rounds for good."""
+    """Takes them out of its rounds for good; a round over all of them would take a second in every worker."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

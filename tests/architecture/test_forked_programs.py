@@ -119,3 +119,23 @@ def test_a_service_of_a_stack_writes_and_ends_as_it_does_when_it_is_started_as_u
     assert (told[0], one.returncode) == (told[1], usual.returncode)
     assert one.returncode == 2
     assert "FULMEN_STORE_DATABASE_URL" in told[0][1]
+
+
+def test_what_services_set_when_they_are_imported_keeps_no_program_from_being_forked() -> None:
+    code = (
+        "import os\n"
+        "from tests.support import forked\n"
+        "forked.install()\n"
+        "import fulmen_service_kit.rpc.server, fulmen_algorithm.app, fulmen_store.app\n"
+        "names = [name for name in os.environ if name.startswith(forked.OF_THE_INTERPRETER)]\n"
+        "print([name for name in names if os.environ[name] != forked.ENVIRONMENT.get(name)])\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_none_is_forked_where_a_test_wants_programs_as_they_are_deployed() -> None:
+    with forked.started_as_usual():
+        assert not hasattr(started("--help"), "is_forked")
+    assert started("--help").is_forked

@@ -21,17 +21,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install"]
+__all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install", "started_as_usual"]
 
 MODULES = ("fulmen_store", "fulmen_runner", "fulmen_llm_proxy", "fulmen_algorithm", "fulmen_cli")
+ALSO_IMPORTED = {"fulmen_cli": ("fulmen_cli.main", "pydantic.main")}
+"""What a program imports later, depending on its arguments: of the command line every command, which takes longer than they do."""
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LANG", "LC_", "TZ")
 """Beginnings of variables that are read when Python or a library starts."""
+FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 UNBUFFERED = "PYTHONUNBUFFERED"
 """The one of them that a fork obeys."""
 LAUNCHER = "fulmen_service_kit/launch.py"
@@ -49,9 +52,21 @@ def install() -> None:
     if sys.platform == "linux" and os.uname().machine in SYS_CLONE:
         global NETWORK
         NETWORK = _network()
+        # What importing the service kit adds, to this process, too: it must not tell what is started later from a fork.
+        os.environ.setdefault(FORK_SUPPORT, "0")
         ENVIRONMENT.update(os.environ)
         subprocess.Popen = _Popen  # type: ignore[misc]
         atexit.register(_close)
+
+
+@contextmanager
+def started_as_usual() -> Iterator[None]:
+    """Has the programs start as usual meanwhile: what /proc shows of a fork's environment is that of its server."""
+    started, subprocess.Popen = subprocess.Popen, _USUAL  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = started  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +149,9 @@ _servers: dict[str, _Server] = {}
 _lock = threading.Lock()
 
 
+_USUAL = subprocess.Popen
+
+
 class _Popen(subprocess.Popen):
     """A child process, forked if it runs one of the programs."""
 
@@ -209,7 +227,8 @@ def _read(control: socket.socket, size: int) -> bytes:
 
 def _serve(module: str) -> None:
     """Imports a program and forks it for each request; returns in a fork, when it has run."""
-    importlib.import_module(f"{module}.__main__")
+    for name in (f"{module}.__main__", *ALSO_IMPORTED.get(module, ())):
+        importlib.import_module(name)
     control = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -273,8 +292,7 @@ def _run(module: str, orders: Mapping[str, Any], descriptors: Sequence[int]) -> 
                 os.close(int(entry.name))
     os.environ.clear()
     os.environ.update(orders["environment"])
-    # What importing the service kit adds.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault(FORK_SUPPORT, "0")  # as importing the service kit does
     os.chdir(orders["folder"])
     # The first is that of the working directory.
     sys.path[:1] = [] if orders["is_safe"] else [orders["folder"]]

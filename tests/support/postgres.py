@@ -14,8 +14,9 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -30,6 +31,9 @@ from fulmen_store.retention.table import UpkeepTable
 from tests.support import docker
 
 __all__ = ["PostgresServer", "postgres_kind", "shared_server"]
+
+LIMIT_S = 60.0
+"""Of one statement of administration."""
 
 CONTAINER_IMAGE = "postgres:17"
 VARIABLE = "FULMEN_TEST_POSTGRES"
@@ -57,6 +61,48 @@ def postgres_kind() -> str:
     return "embedded" if docker.missing() else "container"
 
 
+class _Administrator:
+    """Makes and drops databases, one after another, in a thread of its own; so it works inside and outside of a loop.
+
+    Its connection stays open: a new one costs both sides as much as a copied database.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: asyncpg.Connection | None = None
+        self._lock = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="postgres-admin", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Begins work of several statements; returns its outcome."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def execute(self, statement: str) -> None:
+        """Runs one statement, in the administrator's thread; once more if tests have ended its connection."""
+        async with self._lock:
+            if self._connection is not None:
+                with contextlib.suppress(asyncpg.InterfaceError, asyncpg.PostgresConnectionError, OSError):
+                    await self._connection.execute(statement)
+                    return
+            self._connection = await asyncpg.connect(self._dsn)
+            await self._connection.execute(statement)
+
+    def close(self) -> None:
+        """Ends the connection and the thread."""
+        if not self._loop.is_closed():
+            self.begin(self._disconnect()).result(LIMIT_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(LIMIT_S)
+            self._loop.close()
+
+    async def _disconnect(self) -> None:
+        async with self._lock:
+            if self._connection is not None:
+                self._connection.terminate()
+
+
 class PostgresServer:
     """A running server that makes databases with the store's schema."""
 
@@ -66,6 +112,7 @@ class PostgresServer:
         self._folder: Path | None = None
         self._container: Any = None
         self._has_template = False
+        self._spare: tuple[str, Future[None]] | None = None
         if not embedded and postgres_kind() == "container":
             self._start_container()
         else:
@@ -73,6 +120,7 @@ class PostgresServer:
             self._folder.chmod(0o755)
             self.embedded = EmbeddedPostgres(self._folder / "data", settings=TEST_SETTINGS)
             self._dsn = self.embedded.start()
+        self._administrator = _Administrator(self._dsn)
 
     def _start_container(self) -> None:
         from testcontainers.community.postgres import PostgresContainer
@@ -87,6 +135,7 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Stops the server and removes its folder."""
+        self._administrator.close()
         if self.embedded is not None:
             self.embedded.stop()
         if self._container is not None:
@@ -96,47 +145,45 @@ class PostgresServer:
 
     def fresh_database(self, *, migrated: bool = True) -> str:
         """Makes a database, with the store's schema unless told otherwise, and returns its URL."""
-        name = f"test_{os.getpid()}_{next(_counter)}"
-        run_now(self._create(name, migrated=migrated))
+        if not migrated:
+            name, made = self._begin_copy("template0")
+        else:
+            name, made = self._spare or self._begin_copy(TEMPLATE)
+            self._spare = None
+        made.result(LIMIT_S)
+        # The next one is copied while the test that gets this one runs. Others' processes die and clocks leap: they get none.
+        if migrated and self.embedded is None:
+            self._spare = self._begin_copy(TEMPLATE)
         return self._dsn_of(name)
 
     def drop(self, dsn: str) -> None:
         """Drops a database, whoever is still connected."""
         name = urlsplit(dsn).path.lstrip("/")
-        run_now(self._administrate(f'drop database if exists "{name}" with (force)'))
+        self._administrator.begin(self._administrator.execute(f'drop database if exists "{name}" with (force)')).result(
+            LIMIT_S
+        )
 
     def _dsn_of(self, name: str) -> str:
         return urlunsplit(urlsplit(self._dsn)._replace(path=f"/{name}"))
 
-    async def _create(self, name: str, *, migrated: bool) -> None:
-        if not migrated:
-            await self._administrate(f'create database "{name}" template template0')
-            return
-        if not self._has_template:
-            await self._administrate(f'create database "{TEMPLATE}" template template0')
+    def _begin_copy(self, template: str) -> tuple[str, Future[None]]:
+        name = f"test_{os.getpid()}_{next(_counter)}"
+        return name, self._administrator.begin(self._copy(name, template))
+
+    async def _copy(self, name: str, template: str) -> None:
+        execute = self._administrator.execute
+        if template == TEMPLATE and not self._has_template:
+            await execute(f'create database "{TEMPLATE}" template template0')
             await migrate(self._dsn_of(TEMPLATE))
             await _create_partitions(self._dsn_of(TEMPLATE))
             self._has_template = True
-        await self._administrate(f'create database "{name}" template "{TEMPLATE}" strategy file_copy')
-
-    async def _administrate(self, statement: str) -> None:
-        connection = await asyncpg.connect(self._dsn)
-        try:
-            await connection.execute(statement)
-        finally:
-            await connection.close()
+        await execute(f'create database "{name}" template "{template}" strategy file_copy')
 
 
 async def _create_partitions(dsn: str) -> None:
     database = await connect(dsn, connections=2, start_limit_s=10)
     await Maintenance(table=UpkeepTable(database)).run_once()
     await database.close()
-
-
-def run_now(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine to its end in a thread of its own, so that it works inside and outside of a loop."""
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="postgres-admin") as executor:
-        executor.submit(asyncio.run, coroutine).result()
 
 
 _server: PostgresServer | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.ports import free_ports
 
 PASSWORD = "a-password-that-no-log-may-have"
 _NAMES = ("redis-server", "valkey-server")
@@ -32,9 +33,7 @@ class RedisServer:
     def __init__(self, *, certificate: Path | None = None, key: Path | None = None, ca: Path | None = None) -> None:
         """Sets the files of TLS; without a certificate it is not encrypted."""
         self._program = require_redis()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_ports()[0]
         self._folder = tempfile.mkdtemp(prefix="fulmen-test-redis-")
         self._ca = ca
         where = ["--port", str(self.port)]

@@ -24,7 +24,7 @@ __all__ = ["fulmen", "store", "stubs"]
 async def store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a running store. It logs in this process, which must not reach the output of a command."""
     with capture_logs():
-        async with running_store(database_url) as handle:
+        async with running_store(database_url, auto_migrate=False) as handle:
             yield handle
 
 

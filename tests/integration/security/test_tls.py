@@ -26,6 +26,7 @@ from fulmen_store.replicas.notifications import Notification
 from fulmen_store.replicas.peer_client import PeerClient, PeerUnreachableError
 from tests.support.certificates import Authority, Pair
 from tests.support.llm_proxy.harness import running_proxy
+from tests.support.ports import free_ports
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create, running_store
 
 ANSWER_S = 5.0
@@ -93,26 +94,25 @@ async def test_with_mutual_tls_only_certificates_of_the_authority_are_let_in(
                     await projects_of(channel)
 
 
-async def test_agents_have_a_port_of_their_own_that_takes_their_keys_alone(
-    database_url: str, ours: Authority, unused_tcp_port: int
-) -> None:
-    settings = {**ours.issue("store").settings(), "tls_client_ca_file": str(ours.file), "agents_port": unused_tcp_port}
+async def test_agents_have_a_port_of_their_own_that_takes_their_keys_alone(database_url: str, ours: Authority) -> None:
+    agents_port = free_ports()[0]
+    settings = {**ours.issue("store").settings(), "tls_client_ca_file": str(ours.file), "agents_port": agents_port}
     async with running_store(database_url, **settings) as store:
         async with channel_to(store, client_files(ours, ours.issue("client"))) as channel:
             stubs = Stubs(channel)
             runner = await Runner(stubs).open()
             await create(stubs)
             (assignment,) = await runner.take(1)
-        async with channel_to(store, client_files(ours), port=unused_tcp_port) as channel:
+        async with channel_to(store, client_files(ours), port=agents_port) as channel:
             with pytest.raises(PermissionDenied, match="for agents"):
                 await projects_of(channel)
             # KEDA's calls have their token in the request.
             query = externalscaler_pb2.ScaledObjectRef(scalerMetadata={"token": store.token(Role.READER)})
             for opening in (store.token(), ""):
-                async with open_channel(f"127.0.0.1:{unused_tcp_port}", token=opening, tls=client_files(ours)) as bare:
+                async with open_channel(f"127.0.0.1:{agents_port}", token=opening, tls=client_files(ours)) as bare:
                     with pytest.raises(PermissionDenied, match="for agents"):
                         await externalscaler_pb2_grpc.ExternalScalerStub(bare).IsActive(query)
-        own_target = f"127.0.0.1:{unused_tcp_port}"
+        own_target = f"127.0.0.1:{agents_port}"
         async with open_channel(own_target, token=assignment.attempt_key, tls=client_files(ours)) as channel:
             listing = span_service_pb2.ListSpansRequest(parent=assignment.attempt)
             assert not (await span_service_pb2_grpc.SpanServiceStub(channel).ListSpans(listing)).spans

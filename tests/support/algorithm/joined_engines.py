@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from tests.support.algorithm import publishing
 from tests.support.algorithm.runs import FINAL_RUN_STATES, eventually, read_run
 from tests.support.algorithm.training import BUILD, BUILDER, publish_training_inputs
 from tests.support.end_to_end import World
+from tests.support.ports import free_ports
 from tests.support.stack import running_stack, stack_targets
 
 __all__ = ["Agent", "Publishing", "open_world", "started_publishing", "weight_agent"]
@@ -111,9 +111,7 @@ async def weight_agent(
     (folder / "token").write_text(issued.stdout)
     targets = stack_targets(world.stack)
     algorithm = world.stack.spec("algorithm").environment
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()[0]
     values: dict[str, object] = {
         "token_file": folder / "token",
         "store_target": targets.store,

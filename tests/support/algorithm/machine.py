@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from tests.support.ports import free_ports
 from tests.support.service_kit.processes import ServiceProcess, serving_process
 
 __all__ = ["Machine"]
@@ -24,9 +24,7 @@ class Machine:
     """
 
     def __init__(self, store_target: str, token: str, folder: Path, **settings: object) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_ports()[0]
         self.address = f"127.0.0.1:{self.port}"
         self._settings = {
             "token": token,

@@ -8,7 +8,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.ports import free_ports
 
 __all__ = ["ADAPTER_RANK", "ENVIRONMENT", "MODEL", "VllmServer", "build_models", "running_vllm", "settled"]
 
@@ -139,9 +140,7 @@ def running_vllm(model: Path, log: Path) -> Iterator[VllmServer]:
     Raises:
         AssertionError: if it does not answer in time; has the end of its log.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_ports()[0]
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(model, port),

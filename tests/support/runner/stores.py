@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from fulmen.store.v1 import (
     rollout_service_pb2 as rollouts,
 )
 from fulmen_service_kit.security.tokens import Role
+from tests.support.ports import free_ports
 from tests.support.runner.harness import SIGNING_KEY, token
 
 LEASE_TTL_S = 6.0
@@ -51,7 +51,7 @@ class RealStore:
     def __init__(self, database_url: str, *, lease_ttl_s: float = LEASE_TTL_S) -> None:
         self._database_url = database_url
         self._lease_ttl_s = lease_ttl_s
-        self._port = _free_port()
+        self._port = free_ports()[0]
         self._process: asyncio.subprocess.Process | None = None
         self._channel: FulmenChannel | None = None
         self.target = f"127.0.0.1:{self._port}"
@@ -159,12 +159,6 @@ def ended_of(name: str, kind: int, result: attempt_pb2.Attempt | lease_pb2.Attem
         },
         output=result.output if result else b"",
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def _discard(stream: asyncio.StreamReader) -> None:

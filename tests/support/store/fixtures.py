@@ -18,8 +18,8 @@ def store_settings() -> dict[str, Any]:
 
 @pytest.fixture
 async def store(database_url: str, store_settings: dict[str, Any]) -> AsyncIterator[StoreHandle]:
-    """Yields a running store on a fresh database."""
-    async with running_store(database_url, **store_settings) as handle:
+    """Yields a running store on a fresh database, which has the schema: looking for it again takes a connection."""
+    async with running_store(database_url, **{"auto_migrate": False, **store_settings}) as handle:
         yield handle
 
 
