@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import uvloop
 from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -153,7 +154,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 def main() -> None:
     """Runs the engine."""
     never_raise()
-    asyncio.run(serve(arguments()))
+    uvloop.run(serve(arguments()))
 
 
 if __name__ == "__main__":
