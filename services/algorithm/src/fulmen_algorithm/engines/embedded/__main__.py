@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-import uvloop
 from aiohttp import web
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -154,7 +153,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 def main() -> None:
     """Runs the engine."""
     never_raise()
-    uvloop.run(serve(arguments()))
+    asyncio.run(serve(arguments()))
 
 
 if __name__ == "__main__":
