@@ -7,4 +7,4 @@ from tests.support.algorithm.run_service import (  # noqa: F401  (fixtures)
     tiny_model,
     world,
 )
-from tests.support.store.fixtures import store, store_settings  # noqa: F401  (fixtures)
+from tests.support.store.fixtures import store, store_settings, stubs  # noqa: F401  (fixtures)

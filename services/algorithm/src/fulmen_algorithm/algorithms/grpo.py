@@ -251,8 +251,8 @@ class Grpo:
             max_staleness=settings.max_staleness,
             steps=settings.steps,
         )
-        for _ in range(allowed):
-            await order.submit_next(size=settings.group_size)
+        if allowed:
+            await order.submit_next(size=settings.group_size, count=allowed)
 
 
 def _rates(metrics: Mapping[str, float], *, seconds: float, tokens: int) -> dict[str, float]:

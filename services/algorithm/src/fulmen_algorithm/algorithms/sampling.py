@@ -154,14 +154,15 @@ def task_index(index: int, count: int, seed: int) -> int:
     return permutation(count, seed, epoch)[offset]
 
 
-async def submit_next(ctx: RunContext, *, size: int, seed: int) -> None:
-    """Submits the next training group: a task of the present epoch's permutation.
+async def submit_next(ctx: RunContext, *, size: int, seed: int, count: int = 1) -> None:
+    """Submits the next training groups: tasks of the present epoch's permutation.
 
     Raises:
         Interrupted: if the run was asked to stop.
     """
     tasks = ctx.inputs.train_tasks
-    await ctx.rollouts.submit(tasks[task_index(ctx.rollouts.next_index, len(tasks), seed)], size=size)
+    chosen = [tasks[task_index(index, len(tasks), seed)] for index in ctx.rollouts.upcoming(count)]
+    await ctx.rollouts.submit(*chosen, size=size)
 
 
 async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) -> list[FinishedGroup]:
@@ -176,8 +177,9 @@ async def sample_groups(ctx: RunContext, *, count: int, size: int, seed: int) ->
     Raises:
         Interrupted: if the run was asked to stop; a repeated call returns the same groups.
     """
-    for _ in range(count - (ctx.rollouts.submitted - len(ctx.progress.consumed))):
-        await submit_next(ctx, size=size, seed=seed)
+    missing = count - (ctx.rollouts.submitted - len(ctx.progress.consumed))
+    if missing > 0:
+        await submit_next(ctx, size=size, seed=seed, count=missing)
     groups: list[FinishedGroup] = []
     while len(groups) < count:
         groups += await ctx.rollouts.poll(limit=count - len(groups))

@@ -10,6 +10,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from fulmen.errors import InternalError
+from fulmen.ids import parse_rollout_name, uuid7_unix_ms
 from fulmen.rpc.channel import FulmenChannel, ResponseStream
 from fulmen.rpc.resource_contents import read_resources
 from fulmen.store.v1 import (
@@ -36,6 +37,8 @@ FEED_SILENCE_S = 45.0
 """The store sends a keep-alive every 15 s; a feed that is silent for three of them is dead."""
 LIST_PAGE = 1000
 ROLLOUTS_PER_REQUEST = 1000
+BYTES_PER_REQUEST = 4 * 1024 * 1024
+"""Bytes of tasks in a request of several groups, a fifth of what the store accepts by default."""
 ATTEMPTS_PER_REQUEST = 512
 
 _MODES = {
@@ -83,19 +86,20 @@ class StoreQueue:
         self._patience = patience
 
     async def submit(self, groups: Sequence[GroupSpec]) -> None:
-        """Submits groups, idempotently by run and group id.
+        """Submits groups in order, in as few requests as possible.
 
-        Each training group is a separate request, so that its request id does not depend on other groups;
-        other groups are always the same in one call and go together.
+        Groups other than training groups are always the same in one call, so that their request ids make repeated calls
+        harmless. Which training groups go together differs after a crash. They are created once because a later life of
+        the run has a later epoch: the store refuses what an earlier one still sends, and the later one first asks which
+        groups are there.
         """
-        singles = [g for g in groups if g.mode is Mode.TRAIN]
-        together = [g for g in groups if g.mode is not Mode.TRAIN]
-        for group in singles:
-            await self._create([group], f"{self._request.training_run}/{group.group_id}")
-        for chunk in _requests(together):
-            await self._create(chunk, f"{self._request.training_run}/{chunk[0].group_id}")
+        for chunk in _requests([g for g in groups if g.mode is Mode.TRAIN]):
+            await self._create(chunk, f"{chunk[0].group_id}+{len(chunk)}" if len(chunk) > 1 else chunk[0].group_id)
+        for chunk in _requests([g for g in groups if g.mode is not Mode.TRAIN]):
+            await self._create(chunk, chunk[0].group_id)
 
-    async def _create(self, groups: Sequence[GroupSpec], request_id: str) -> None:
+    async def _create(self, groups: Sequence[GroupSpec], request: str) -> None:
+        request_id = f"{self._request.training_run}/{request}"
         message = rollout_service_pb2.BatchCreateRolloutsRequest(
             rollouts=[self._rollout(group) for group in groups for _ in range(group.size)],
             request_id=request_id,
@@ -192,7 +196,7 @@ class StoreQueue:
     async def known_train_groups(self, *, below: int, branch: int) -> set[int]:
         """Lists indices of a branch's training groups from the newest back to the first one under `below`."""
         known: set[int] = set()
-        token = ""
+        passed_ms, token = 0, ""
         while True:
             message = rollout_service_pb2.ListRolloutsRequest(
                 project=self._request.project,
@@ -201,12 +205,19 @@ class StoreQueue:
                 page_token=token,
             )
             page = await self._patience.call(partial(self._rollouts.ListRollouts, message, timeout=CALL_DEADLINE_S))
-            plain_ids = [of_branch(r.group_id, branch) for r in page.rollouts]
-            indices = {i for plain_id in plain_ids if plain_id and (i := train_index(plain_id)) is not None}
-            known |= {i for i in indices if i >= below}
+            for rollout in page.rollouts:
+                created_ms = uuid7_unix_ms(parse_rollout_name(rollout.name).rollout_id)
+                # Requests are in order of index and branch; the rollouts of one have the same time, in any order.
+                if created_ms < passed_ms:
+                    return known
+                plain_id = of_branch(rollout.group_id, branch)
+                index = None if plain_id is None else train_index(plain_id)
+                if index is not None and index >= below:
+                    known.add(index)
+                elif index is not None or plain_id is None:
+                    passed_ms = created_ms
             token = page.next_page_token
-            # Groups are submitted in order of index and branch; all further ones are older.
-            if not token or None in plain_ids or any(i < below for i in indices):
+            if not token:
                 return known
 
     async def cancel_all(self) -> None:
@@ -276,15 +287,19 @@ def _fence(fence: RunFence | None) -> run_lease_service_pb2.RunFence | None:
 
 
 def _requests(groups: Sequence[GroupSpec]) -> list[list[GroupSpec]]:
-    """Distributes whole groups over requests of at most `ROLLOUTS_PER_REQUEST` rollouts, in order."""
+    """Distributes whole groups over requests, in order: at most `ROLLOUTS_PER_REQUEST` rollouts and
+    `BYTES_PER_REQUEST` bytes of tasks, unless one group alone is larger.
+    """
     requests: list[list[GroupSpec]] = []
-    room = 0
+    room = room_bytes = 0
     for group in groups:
-        if group.size > room:
+        size_bytes = group.size * len(group.task)
+        if group.size > room or size_bytes > room_bytes:
             requests.append([])
-            room = ROLLOUTS_PER_REQUEST
+            room, room_bytes = ROLLOUTS_PER_REQUEST, BYTES_PER_REQUEST
         requests[-1].append(group)
         room -= group.size
+        room_bytes -= size_bytes
     return requests
 
 

@@ -61,12 +61,23 @@ class Rollouts:
         """Finished training groups not yet polled."""
         return len(self._train)
 
-    async def submit(self, task: bytes, *, size: int) -> None:
-        """Submits the training group `next_index`."""
-        index = self._submissions.next_index
-        group = GroupSpec(group_id=train_group_id(index), task=task, size=size)
-        await self._control.unless_stopped(self._queue.submit(self._stored([group])))
-        self._submissions.done(index)
+    def upcoming(self, count: int) -> list[int]:
+        """Returns the indices of the next `count` training groups to submit, in order."""
+        return self._submissions.upcoming(count)
+
+    async def submit(self, *tasks: bytes, size: int) -> None:
+        """Submits the training groups `upcoming(len(tasks))`, one for each task, in this order.
+
+        Raises:
+            Interrupted: if the run was asked to stop; the store has the first ones, or none, or all.
+        """
+        indices = self._submissions.upcoming(len(tasks))
+        groups = [
+            GroupSpec(group_id=train_group_id(index), task=task, size=size)
+            for index, task in zip(indices, tasks, strict=True)
+        ]
+        await self._control.unless_stopped(self._queue.submit(self._stored(groups)))
+        self._submissions.done(indices)
 
     async def finished(self) -> AsyncIterator[FinishedGroup]:
         """Yields finished training groups in feed order, indefinitely."""

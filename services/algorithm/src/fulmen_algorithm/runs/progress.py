@@ -5,6 +5,7 @@ was dropped by then), and the cursor is just after the last of them in the feed.
 commits, so groups lost in a crash are delivered again.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -168,9 +169,14 @@ class Submissions:
         """Number of training groups at the store."""
         return self.next_index + len(self.ahead)
 
-    def done(self, index: int) -> None:
-        """Records that the store has the group."""
-        self.ahead.add(index)
+    def upcoming(self, count: int) -> list[int]:
+        """Returns the indices of the next `count` groups that the store does not have, in order."""
+        missing = (index for index in itertools.count(self.next_index) if index not in self.ahead)
+        return list(itertools.islice(missing, count))
+
+    def done(self, indices: Iterable[int]) -> None:
+        """Records that the store has the groups."""
+        self.ahead.update(indices)
         self._advance()
 
     def _advance(self) -> None:

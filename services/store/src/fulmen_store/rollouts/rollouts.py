@@ -230,7 +230,8 @@ class Rollouts:
     async def _resolve(self, rollouts: Sequence[NewRollout]) -> None:
         """Resolves the names of rollouts to numbers, and gives ids to those without a name."""
         scopes: dict[tuple[str, str, str, str], _Scope] = {}
-        new_ids = iter(uuid7s(sum(not rollout.name for rollout in rollouts)))
+        # Those of one time are queued and listed by their ids: in the order of the request.
+        new_ids = iter(sorted(uuid7s(sum(not rollout.name for rollout in rollouts))))
         for rollout in rollouts:
             scope = scopes.get(rollout.scope)
             if scope is None:

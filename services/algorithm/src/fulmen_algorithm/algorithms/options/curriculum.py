@@ -165,15 +165,15 @@ class TaskOrder:
             self._ctx.notify("info", f"The rollouts of {curriculum.settings.run} tell of {share:.0%} of the tasks.")
             self._ctx.recorder.remember(**{MEMORY: curriculum.dumped()})
 
-    async def submit_next(self, *, size: int) -> None:
-        """Submits the next training group.
+    async def submit_next(self, *, size: int, count: int) -> None:
+        """Submits the next training groups.
 
         Raises:
             Interrupted: if the run was asked to stop.
         """
-        tasks, index = self._ctx.inputs.train_tasks, self._ctx.rollouts.next_index
-        chosen = self._curriculum.choose(index) if self._curriculum else task_index(index, len(tasks), self._seed)
-        await self._ctx.rollouts.submit(tasks[chosen], size=size)
+        tasks = self._ctx.inputs.train_tasks
+        chosen = [tasks[self._choose(index)] for index in self._ctx.rollouts.upcoming(count)]
+        await self._ctx.rollouts.submit(*chosen, size=size)
 
     def learn(self, groups: Iterable[FinishedGroup]) -> dict[str, float]:
         """Takes in the groups of a step that was committed; returns metrics."""
@@ -184,6 +184,11 @@ class TaskOrder:
             self._learn(curriculum, group, epoch=group.index // len(curriculum.tasks))
         self._ctx.recorder.remember(**{MEMORY: curriculum.dumped()})
         return curriculum.metrics(self._ctx.rollouts.next_index // len(curriculum.tasks))
+
+    def _choose(self, index: int) -> int:
+        if self._curriculum is not None:
+            return self._curriculum.choose(index)
+        return task_index(index, len(self._ctx.inputs.train_tasks), self._seed)
 
     def _learn(self, curriculum: Curriculum, group: FinishedGroup, *, epoch: int) -> None:
         rewards = [reward for each in group.rollouts if (reward := self._reward_of(each)) is not None]

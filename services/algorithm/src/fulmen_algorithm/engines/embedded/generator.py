@@ -283,6 +283,7 @@ class Generator:
 
         def on_tokens(tokens: list[SampledToken]) -> list[bool]:
             self.stats.forward_passes += 1
+            ended: list[asyncio.Future[None]] = []
             for token in tokens:
                 job = batch[token.row]
                 if finished[token.row]:
@@ -290,7 +291,10 @@ class Generator:
                 self.stats.tokens += 1
                 if job.on_token(token) or job.cancelled:
                     finished[token.row] = True
-                    self._to_loop(_resolve, job.done, None)
+                    ended.append(job.done)
+            if ended:
+                # Together: each call wakes the event loop, which takes the interpreter from this thread.
+                self._to_loop(_resolve_all, ended)
             if not all(finished):
                 self._apply_swaps(True)
             return finished
@@ -324,6 +328,11 @@ class Generator:
 def _resolve(future: asyncio.Future, value: object) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def _resolve_all(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        _resolve(future, None)
 
 
 def _refuse(job: Job, error: EngineError) -> None:
