@@ -248,6 +248,7 @@ def sequence_row(
         rewards=rewards,
         steps=steps,
         forced=forced,
+        routed_experts=sequence.routed_experts,
     )
 
 

@@ -22,6 +22,7 @@ from fulmen_llm_proxy.apis.assembly import whole_of
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.capture.call_span import Sampling, add_number, add_real, sampling_of, span_of
 from fulmen_llm_proxy.capture.decode import Captured, CapturedChoice, decode_capture
+from fulmen_llm_proxy.capture.experts import packed_experts
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.packed import PackedCalls
 from fulmen_llm_proxy.limits.prices import NO_PRICES, PriceTable
@@ -264,4 +265,6 @@ def _model_call(
     )
     if sampling.temperature is not None:
         record.temperature = sampling.temperature
+    if choice.experts is not None:
+        record.routed_experts.CopyFrom(packed_experts(choice.experts))
     return record

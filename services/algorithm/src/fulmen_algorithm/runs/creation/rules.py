@@ -36,6 +36,7 @@ from fulmen_algorithm.runs.creation.policies import (
     place_problems,
     version_problems,
 )
+from fulmen_algorithm.runs.creation.replay_problems import replay_problems
 from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
@@ -192,9 +193,12 @@ async def checked_with_resources(
         plan = await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains)
         violations += [Violation(field="settings", description=problem) for problem in plan.problems]
     if draft.algorithm in rules.registry:
-        violations += await place_problems(
+        misplaced = await place_problems(
             draft.policy, project=draft.project, roots=rules.model_roots, models=rules.models
         )
+        violations += misplaced
+        if settings is not None and not misplaced:
+            violations += await asyncio.to_thread(replay_problems, settings, draft.policy)
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, rules.registry[draft.algorithm], resources)
         violations += await _source_problems(draft, resources, knows_run)

@@ -30,6 +30,7 @@ from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.calls.answer_cache import IGNORED_FIELDS
+from fulmen_llm_proxy.capture.experts import experts_answer
 
 _NOT_COMPARED: Final = IGNORED_FIELDS | {"model", "stream", "stream_options"}
 """Fields that change no token. The model is compared by its public name: the backend's may change with its versions."""
@@ -102,6 +103,8 @@ class CapturedCall:
             choice["prompt_token_ids"] = unpack_token_ids(record.prompt_token_ids).tolist()
             if not choice.get("logprobs"):
                 choice["logprobs"] = _logprobs(record, of_chat="message" in choice)
+            if record.HasField("routed_experts") and (experts := experts_answer(record.routed_experts)):
+                choice["routed_experts"] = experts
         if not response.get("usage"):
             prompt, completion = len(self.choices[0].prompt_token_ids) // ENTRY_BYTES, self.token_count
             response["usage"] = {
