@@ -337,6 +337,7 @@ class PolicyModel:
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
         if self._routes is not None or batch.routed_BTLK is not None:
+            # Until the next call: layers may be recomputed in the backward pass.
             self.routes.use(batch.routed_BTLK, self.device)
         moved = offloaded() if self._offloads and torch.is_grad_enabled() else nullcontext()
         with autocast(self.device, bf16=self._bf16 and not self.sharded), moved:
@@ -351,7 +352,14 @@ class PolicyModel:
         if self.sharded and not torch.is_grad_enabled():
             # The root keeps its weights gathered for a backward pass, but there is no backward pass here.
             spread_again(self._scorer)
+        if not torch.is_grad_enabled():
+            self.forget_routes()
         return scores
+
+    def forget_routes(self) -> None:
+        """Forgets the recorded experts of the last pass, which only its backward pass still needs."""
+        if self._routes is not None:
+            self._routes.use(None, self.device)
 
 
 def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:

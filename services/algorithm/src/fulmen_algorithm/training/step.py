@@ -368,6 +368,7 @@ def _optimise(
         part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
         loss += float(part.detach())
+    policy.forget_routes()
     wait_for(policy.device)
     compute_s = perf_counter() - started
     parameters, reducer = list(policy.model.parameters()), state.reducer
