@@ -25,7 +25,6 @@ def mixture(*, vocabulary: int = 32, seed: int = 0, scale: float = 4.0) -> PreTr
         num_hidden_layers=LAYERS,
         num_attention_heads=2,
         num_key_value_heads=2,
-        head_dim=16,
         num_experts=EXPERTS,
         num_experts_per_tok=TOP_K,
         norm_topk_prob=True,

@@ -7,9 +7,7 @@ import binascii
 
 import msgspec
 
-from fulmen.model_call import ModelCallInvalid, read_experts
-from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid, read_npy, write_npy
-from fulmen.type.v1 import model_call_pb2
+from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid, read_npy
 
 _TEXT = msgspec.json.Decoder(str)
 
@@ -31,24 +29,3 @@ def decode_experts(encoded: msgspec.Raw, *, tokens: int) -> RoutedExperts:
     if experts.token_count > tokens:
         raise RoutedExpertsInvalid(f"There are experts of {experts.token_count} tokens for {tokens}.")
     return experts.newest() if experts.spans else experts
-
-
-def packed_experts(experts: RoutedExperts) -> model_call_pb2.RoutedExperts:
-    """Returns the record of one range of tokens for the store."""
-    return model_call_pb2.RoutedExperts(
-        layers=experts.layers,
-        top_k=experts.top_k,
-        entry_bytes=experts.entry_bytes,
-        first_token=experts.spans[0][0] if experts.spans else 0,
-        experts=experts.packed,
-    )
-
-
-def experts_answer(packed: model_call_pb2.RoutedExperts) -> str:
-    """Returns a record as an engine reports it; empty if its oldest tokens were left out, or it is damaged."""
-    if packed.first_token:
-        return ""
-    try:
-        return base64.b64encode(write_npy(read_experts(packed))).decode()
-    except ModelCallInvalid:
-        return ""

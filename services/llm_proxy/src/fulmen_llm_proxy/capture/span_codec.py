@@ -16,13 +16,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.ids import uuid7
 from fulmen.model_call import COST_ATTRIBUTE
+from fulmen.routed_experts import RoutedExperts
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.apis.assembly import whole_of
 from fulmen_llm_proxy.apis.collected import Collected
 from fulmen_llm_proxy.capture.call_span import Sampling, add_number, add_real, sampling_of, span_of
 from fulmen_llm_proxy.capture.decode import Captured, CapturedChoice, decode_capture
-from fulmen_llm_proxy.capture.experts import packed_experts
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 from fulmen_llm_proxy.capture.packed import PackedCalls
 from fulmen_llm_proxy.limits.prices import NO_PRICES, PriceTable
@@ -266,5 +266,15 @@ def _model_call(
     if sampling.temperature is not None:
         record.temperature = sampling.temperature
     if choice.experts is not None:
-        record.routed_experts.CopyFrom(packed_experts(choice.experts))
+        record.routed_experts.CopyFrom(_packed_experts(choice.experts))
     return record
+
+
+def _packed_experts(experts: RoutedExperts) -> model_call_pb2.RoutedExperts:
+    return model_call_pb2.RoutedExperts(
+        layers=experts.layers,
+        top_k=experts.top_k,
+        entry_bytes=experts.entry_bytes,
+        first_token=experts.spans[0][0] if experts.spans else 0,
+        experts=experts.packed,
+    )
