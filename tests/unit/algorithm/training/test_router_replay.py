@@ -129,6 +129,9 @@ FAMILIES = {
     "granitemoe": {"num_local_experts": 8},
     "glm4_moe": {"n_routed_experts": 8, "first_k_dense_replace": 1},
     "gpt_oss": {"num_local_experts": 8},
+    "minimax_m2": {"num_local_experts": 8},
+    "lfm2_moe": {"num_experts": 8, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "full_attention"]},
+    "qwen3_next": {"num_experts": 8, "shared_expert_intermediate_size": 16},
     "deepseek_v3": {
         "n_routed_experts": 8, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "q_lora_rank": None,
         "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
