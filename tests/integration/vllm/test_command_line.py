@@ -62,6 +62,14 @@ def test_an_engine_of_one_machine_is_left_to_vllms_own_choice():
     assert "--pipeline-parallel-size" not in words
 
 
+def test_an_engine_that_reports_experts_is_asked_to_by_a_flag_that_vllm_has(tmp_path):
+    require_vllm()
+    done = parsed(*words_of(VllmEngine(kind="vllm", router_replay=True), tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["enable_return_routed_experts"] is True
+    assert "--enable-return-routed-experts" not in words_of(VllmEngine(kind="vllm"), tmp_path)
+
+
 def test_a_flag_that_vllm_does_not_have_is_noticed(tmp_path):
     require_vllm()
     done = parsed("serve", str(tmp_path), "--pipeline-parallel-sizes", "2")

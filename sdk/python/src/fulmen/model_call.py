@@ -15,8 +15,10 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid
 from fulmen.store.v1.span_pb2 import SpanRecord
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from fulmen.type.v1.model_call_pb2 import RoutedExperts as RoutedExpertsMessage
 
 _T = TypeVar("_T", int, float)
 
@@ -112,6 +114,7 @@ class ModelCall:
         choice: Index of the choice in the answer, from 0.
         replayed: Id of the span, in a lost attempt, of the call that sampled the tokens, 16 hexadecimal digits; empty if
             this call did.
+        routed_experts: Experts that computed tokens of prompt and completion; None if the engine does not say.
     """
 
     span_id: bytes
@@ -134,6 +137,7 @@ class ModelCall:
     parent_span_id: bytes = b""
     choice: int = 0
     replayed: str = ""
+    routed_experts: RoutedExperts | None = None
 
     def __post_init__(self) -> None:
         """Checks the invariant of a usable call.
@@ -199,7 +203,28 @@ def read_model_call(record: SpanRecord, *, span: Span | None = None) -> ModelCal
         parent_span_id=span.parent_span_id,
         choice=choice.int_value if choice is not None else 0,
         replayed=replayed.string_value if replayed is not None else "",
+        routed_experts=read_experts(call.routed_experts) if call.HasField("routed_experts") else None,
     )
+
+
+def read_experts(packed: RoutedExpertsMessage) -> RoutedExperts:
+    """Reads the experts of a recorded model call.
+
+    Raises:
+        ModelCallInvalid: If they are damaged.
+    """
+    first, size = packed.first_token, packed.layers * packed.top_k * packed.entry_bytes
+    count = len(packed.experts) // size if size else 0
+    try:
+        return RoutedExperts(
+            layers=packed.layers,
+            top_k=packed.top_k,
+            entry_bytes=packed.entry_bytes,
+            spans=((first, first + count),) if count else (),
+            packed=packed.experts,
+        )
+    except RoutedExpertsInvalid as error:
+        raise ModelCallInvalid(str(error)) from error
 
 
 def _unpacked(into: array[_T], packed: bytes) -> array[_T]:

@@ -307,6 +307,25 @@ async def test_passes_that_the_device_cannot_compute_are_refused_before_anything
     assert [v.description.partition(":")[0] for v in raised.value.violations] == ["passes.attention", "passes.offload"]
 
 
+@pytest.mark.parametrize("kind", ["embedded", "vllm"])
+async def test_experts_are_not_replayed_in_compiled_layers_or_without_experts(world, grpo_draft, tmp_path, kind):
+    async def problems(**config: object) -> list[tuple[str, str]]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        settings = {"engine": {"kind": kind, "router_replay": True}, "passes": {"compile": True}}
+        spec = replace(grpo_draft.policy, origin=PolicyOrigin.PATH, source=str(tmp_path))
+        draft = replace(grpo_draft, settings_json=json.dumps(settings), policy=spec)
+        with pytest.raises(SettingsInvalid) as raised:
+            await created(draft, world)
+        return [(v.field, v.description.partition(":")[0]) for v in raised.value.violations]
+
+    compiled = ("settings.engine.router_replay", "needs passes.compile to be false")
+    dense = ("settings.engine.router_replay", "the model (llama) is no mixture of experts")
+    assert await problems(model_type="llama") == [compiled, dense]
+    assert await problems(model_type="llama", num_experts=1) == [compiled, dense]
+    assert await problems(model_type="qwen3_moe", num_experts=8) == [compiled]
+    assert await problems(text_config={"n_routed_experts": 64}) == [compiled]
+
+
 async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines_on_those_of_ray(world, grpo_draft):
     async def problems(**engine: object) -> list[str]:
         settings = {"engine": {"kind": "vllm", **engine}}

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fulmen.model_call import ENTRY_BYTES, ModelCall, VersionRange, unpack_token_ids
+from fulmen.model_call import ENTRY_BYTES, ModelCall, ModelCallInvalid, VersionRange, unpack_token_ids
+from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid, merged
 from fulmen.trajectories.chat import (
     Message,
     Messages,
@@ -70,6 +71,7 @@ class Row:
         policy: The trainable policy.
         finish_reason: Finish reason of the last call.
         calls: Its model calls, in order; together they cover exactly the sampled tokens.
+        routed_experts: Experts that computed its tokens, counted from the start of the prompt; None if unknown.
     """
 
     prompt_ids: tuple[int, ...]
@@ -82,6 +84,7 @@ class Row:
     policy: str
     finish_reason: str
     calls: tuple[RowCall, ...] = field(repr=False)
+    routed_experts: RoutedExperts | None = field(default=None, repr=False)
 
     @property
     def call_count(self) -> int:
@@ -254,7 +257,15 @@ class _OpenRow:
             policy=first.policy,
             finish_reason=last.finish_reason,
             calls=tuple(calls),
+            routed_experts=_merged_experts([call for call, _, _ in self.parts]),
         )
+
+
+def _merged_experts(calls: Sequence[ModelCall]) -> RoutedExperts | None:
+    try:
+        return merged(call.routed_experts for call in calls)
+    except RoutedExpertsInvalid as error:
+        raise ModelCallInvalid(str(error)) from error
 
 
 def _family(call: ModelCall) -> Family:

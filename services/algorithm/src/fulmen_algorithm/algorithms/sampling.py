@@ -250,6 +250,7 @@ def sequence_row(
         rewards=rewards,
         steps=steps,
         forced=forced,
+        routed_experts=sequence.routed_experts,
     )
 
 

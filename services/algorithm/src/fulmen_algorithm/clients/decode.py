@@ -101,6 +101,7 @@ def _sequence(row: Row, units: Sequence[int]) -> TokenSequence:
         role=row.agent_name,
         policy=row.policy,
         model=row.calls[0].call.model,
+        routed_experts=row.routed_experts,
         calls=tuple(
             TokenCall(
                 start=before + each.start, end=before + each.end, unit=unit, constrained=is_constrained(each.call)

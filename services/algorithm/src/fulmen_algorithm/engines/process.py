@@ -219,7 +219,8 @@ async def engine_flags(options: EngineOptions, policy: PublishedPolicy) -> list[
         "--max-batch-size": options.max_batch_size,
     }
     adapters = [f"--adapter={name}={folder.resolve()}" for name, folder in policy.adapters.items()]
-    return [*(str(part) for flag in flags.items() for part in flag), *adapters]
+    switches = ["--router-replay"] if options.router_replay else []
+    return [*(str(part) for flag in flags.items() for part in flag), *adapters, *switches]
 
 
 async def whole_folder(policy: PublishedPolicy) -> Path:

@@ -41,6 +41,7 @@ class EngineStarter:
         match engine:
             case EmbeddedEngine():
                 notify("info", "The engine starts.")
+                options = replace(options, router_replay=engine.router_replay)
                 if self._in_process:
                     from fulmen_algorithm.engines.in_process import start_engine_inside  # it loads torch
 

@@ -204,6 +204,7 @@ def command_line(
         "disable-uvicorn-access-log": True,
         "enable-auto-tool-choice": True if engine.tool_call_parser else None,
         "tool-call-parser": engine.tool_call_parser or None,
+        "enable-return-routed-experts": engine.router_replay or None,
         "otlp-traces-endpoint": options.otlp_endpoint or None,
     }
     if as_adapters:

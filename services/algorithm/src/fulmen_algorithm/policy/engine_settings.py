@@ -26,6 +26,7 @@ SET_BY_FULMEN = frozenset(
         "config",
         "dtype",
         "enable-lora",
+        "enable-return-routed-experts",
         "enforce-eager",
         "gpu-memory-utilization",
         "headless",
@@ -94,6 +95,7 @@ class StartedEngine(Strict):
     replicas: Replicas = 1
     cluster: str = Field(default=THIS_MACHINE, pattern="^[a-z0-9-]{1,32}$")
     gpus: Gpus = None
+    router_replay: bool = False
 
     @property
     def least_gpus(self) -> int:
@@ -129,6 +131,7 @@ class EmbeddedEngine(StartedEngine):
         replicas: Number of engines that serve the policy.
         cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
         gpus: See `vllm`; an engine uses one.
+        router_replay: Trains each token with the experts that the engine chose for it; for mixtures of experts.
     """
 
     kind: Literal["embedded"] = "embedded"
@@ -163,6 +166,7 @@ class VllmEngine(StartedEngine):
             if not, later calls may also reuse cached prefixes of the old weights.
         args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true sets
             a flag, false its `--no-` form.
+        router_replay: See `embedded`; needs a vLLM that has `--enable-return-routed-experts`, such as 0.32.
     """
 
     kind: Literal["vllm"]

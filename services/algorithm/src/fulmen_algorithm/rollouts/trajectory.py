@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fulmen.agent import RewardKey
+from fulmen.routed_experts import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class TokenSequence:
         policy: The policy that sampled it; empty if unknown.
         model: The model name used by the agent; empty if unknown.
         calls: The model calls in order; they cover exactly the sampled tokens. Empty if unknown.
+        routed_experts: Experts with which the sampler computed tokens; None if unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -73,6 +75,7 @@ class TokenSequence:
     policy: str = ""
     model: str = ""
     calls: tuple[TokenCall, ...] = ()
+    routed_experts: RoutedExperts | None = None
 
     @property
     def forced(self) -> tuple[bool, ...]:

@@ -24,6 +24,7 @@ from fulmen_algorithm.runs.collapse import NoCollapse
 from fulmen_algorithm.runs.context import OnNoSignal, RunContext, RunInputs
 from fulmen_algorithm.runs.control import Interrupted, RunControl
 from fulmen_algorithm.runs.creation.model_defaults import chosen, doubts, model_facts
+from fulmen_algorithm.runs.creation.replay_problems import model_problem, replays
 from fulmen_algorithm.runs.creation.rules import parse_settings, read_inputs
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, starting_point
 from fulmen_algorithm.runs.entry import Entry
@@ -298,7 +299,13 @@ class RunExecutor:
         )
 
     def _fitted(self, entry: Entry, settings: AlgorithmSettings, model: Path) -> AlgorithmSettings:
-        """Returns the settings with all that depends on the model; tells what was chosen and what is doubtful. Blocks."""
+        """Returns the settings with all that depends on the model; tells what was chosen and what is doubtful. Blocks.
+
+        Raises:
+            RunFailed: if the model cannot be trained with them.
+        """
+        if replays(settings) and (problem := model_problem(model)):
+            raise RunFailed(f"engine.router_replay: {problem}.")
         facts = model_facts(model, int(entry.run.provenance.get(PARAMETERS, "0")))
         if not entry.run.step:
             for text in chosen(settings, facts):

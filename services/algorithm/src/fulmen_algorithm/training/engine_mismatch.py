@@ -6,12 +6,30 @@ them; so the difference is due to the two programs and not to training.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fulmen_algorithm.training.rows import Row
 
 ROWS = 8
 """Number of rows computed only for the comparison, where training needs no pass over all of them."""
 LARGEST_EXPONENT = 80.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RoutingDifferences:
+    """How often the trainer's own choice is another set of experts than the engine's.
+
+    Attributes:
+        choices: Choices of a token in a layer that were compared.
+        other_choices: Those with another set of experts.
+        tokens: Tokens that were compared.
+        other_tokens: Those with another set of experts in any layer.
+    """
+
+    choices: int = 0
+    other_choices: int = 0
+    tokens: int = 0
+    other_tokens: int = 0
 
 
 def is_fresh(row: Row, *, current_version: int) -> bool:
@@ -49,4 +67,20 @@ def engine_mismatch(rows: Sequence[Row], logprobs: Sequence[Sequence[float]]) ->
         "engine_mismatch_logprob_mean": sum(sizes) / len(sizes),
         "engine_mismatch_logprob_max": max(sizes),
         "engine_mismatch_tokens": float(len(deltas)),
+    }
+
+
+def routing_mismatch(rows: Sequence[Row], found: Sequence[RoutingDifferences]) -> dict[str, float]:
+    """Returns the shares of tokens, and of choices of a token in a layer, for which engine and trainer choose other experts.
+
+    Args:
+        rows: Rows of the batch, of which the share of tokens with recorded experts is returned, too.
+        found: What each rank has compared.
+    """
+    tokens, choices = sum(each.tokens for each in found), sum(each.choices for each in found)
+    known = sum(row.routed_experts.token_count for row in rows if row.routed_experts is not None)
+    return {
+        "router_mismatch_tokens_share": sum(each.other_tokens for each in found) / max(tokens, 1),
+        "router_mismatch_choices_share": sum(each.other_choices for each in found) / max(choices, 1),
+        "router_replayed_tokens_share": known / max(sum(len(row.token_ids) for row in rows), 1),
     }

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fulmen.routed_experts import RoutedExperts
+from fulmen_algorithm.training.router_replay import routed_tensor
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import PackingMode
 
@@ -30,6 +32,7 @@ class MicroBatch:
         advantages_BT: float32 advantage of each token, 0 where it does not train.
         versions_BT: int64 policy versions, `NO_VERSION` where no policy sampled.
         row_index_BT: int64 index of the row in the sequence that was packed, -1 at padding.
+        routed_BTLK: int32 experts of each token, `router_replay.UNKNOWN` where they are not known; None if no row has any.
     """
 
     input_ids_BT: Tensor
@@ -40,6 +43,7 @@ class MicroBatch:
     advantages_BT: Tensor
     versions_BT: Tensor
     row_index_BT: Tensor
+    routed_BTLK: Tensor | None = None
 
     @property
     def empty(self) -> bool:
@@ -125,7 +129,17 @@ def micro_batch(rows: Sequence[Row], layout: Layout, *, pad_token_id: int, mode:
         advantages_BT=column("advantages", 0.0, torch.float32),
         versions_BT=column("policy_versions", NO_VERSION, torch.int64),
         row_index_BT=filled(indices, -1, torch.int64),
+        routed_BTLK=_routed(rows, layout),
     )
+
+
+def _routed(rows: Sequence[Row], layout: Layout) -> Tensor | None:
+    placed: list[tuple[RoutedExperts | None, int]] = []
+    for line in layout.lines:
+        placed += [(rows[i].routed_experts, len(rows[i].token_ids)) for i in line]
+        placed.append((None, layout.width - sum(len(rows[i].token_ids) for i in line)))
+    routed_NLK = routed_tensor([experts for experts, _ in placed], [length for _, length in placed])
+    return None if routed_NLK is None else routed_NLK.unflatten(0, (len(layout.lines), layout.width))
 
 
 def empty_micro_batch(*, pad_token_id: int) -> MicroBatch:

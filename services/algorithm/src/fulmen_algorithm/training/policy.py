@@ -37,6 +37,7 @@ from fulmen_algorithm.training.parallel import (
 )
 from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.passes import Attention
+from fulmen_algorithm.training.router_replay import RouterReplay
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import TokenScorer, TokenScores, checkpoint_layers, compile_layers, layers_of
 from fulmen_algorithm.training.settings import LoraSettings, PackingMode, WeightsKind
@@ -90,6 +91,7 @@ class PolicyModel:
         self.groups = RankGroups(copy=self.ranks, peers=self.ranks)
         self.speeds: RankSpeeds | None = None
         self._scorer = TokenScorer(model)
+        self._routes: RouterReplay | None = None
         self._bf16 = False
         self._offloads = False
         # Whether files name tensors as the model in memory does. Merged weights are written under the names in memory.
@@ -310,6 +312,17 @@ class PolicyModel:
                 return int(candidate)
         raise ValueError("The tokenizer has neither a padding nor an end-of-sequence token.")
 
+    @property
+    def routes(self) -> RouterReplay:
+        """What replays recorded experts; the model is prepared for it at the first use.
+
+        Raises:
+            ReplayUnsupported: if the model has no experts.
+        """
+        if self._routes is None:
+            self._routes = RouterReplay(self.model)
+        return self._routes
+
     def token_logprobs(self, batch: MicroBatch, *, temperature: float = 1.0, trained_only: bool = False) -> Tensor:
         """Computes the log-probability of every token given those before it in its row.
 
@@ -333,6 +346,9 @@ class PolicyModel:
         attention = batch.attention_mask_BT
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
+        if self._routes is not None or batch.routed_BTLK is not None:
+            # Until the next call: layers may be recomputed in the backward pass.
+            self.routes.use(batch.routed_BTLK, self.device)
         moved = offloaded() if self._offloads and torch.is_grad_enabled() else nullcontext()
         with autocast(self.device, bf16=self._bf16 and not self.sharded), moved:
             scores: TokenScores = self._scorer(
@@ -346,7 +362,14 @@ class PolicyModel:
         if self.sharded and not torch.is_grad_enabled():
             # The root keeps its weights gathered for a backward pass, but there is no backward pass here.
             spread_again(self._scorer)
+        if not torch.is_grad_enabled():
+            self.forget_routes()
         return scores
+
+    def forget_routes(self) -> None:
+        """Forgets the recorded experts of the last pass, which only its backward pass still needs."""
+        if self._routes is not None:
+            self._routes.use(None, self.device)
 
 
 def _load(model_dir: Path | str, mesh: DeviceMesh | None) -> PreTrainedModel:

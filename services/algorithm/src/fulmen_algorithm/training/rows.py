@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
+from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -43,6 +45,7 @@ class Row:
             Empty if rows follow each other.
         forced: T flags; true where a token was sampled that a constraint left no alternative to, so that it does not
             train. Empty for none.
+        routed_experts: Experts with which the sampler computed tokens, and with which they train; None if unknown.
     """
 
     rollout_id: str
@@ -56,6 +59,7 @@ class Row:
     rewards: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     forced: tuple[bool, ...] = ()
+    routed_experts: RoutedExperts | None = None
 
     def __post_init__(self) -> None:
         """Checks the invariant.
@@ -74,6 +78,8 @@ class Row:
             raise ValueError(f"rewards and steps need one entry per token ({length}).")
         if len(self.forced) not in (0, length) or any(map(and_, self.forced, self.loss_mask)):
             raise ValueError("forced needs one entry per token, and no forced token trains.")
+        if self.routed_experts is not None and self.routed_experts.spans and self.routed_experts.spans[-1][1] > length:
+            raise RoutedExpertsInvalid(f"There are experts of {self.routed_experts.spans[-1][1]} tokens for {length}.")
         if self.loss_mask[0]:
             raise ValueError("The first token of a row has no prediction and cannot train.")
         if not all(map(math.isfinite, (*self.old_logprobs, *self.advantages, *self.rewards))):

@@ -30,7 +30,7 @@ from fulmen_algorithm.losses.losses import (
 )
 from fulmen_algorithm.losses.objectives import Proximal
 from fulmen_algorithm.training.critic import Critic
-from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh
+from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh, routing_mismatch
 from fulmen_algorithm.training.gradient_norms import clip_gradients, gradient_norm
 from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
 from fulmen_algorithm.training.optimizers import make_optimizer
@@ -275,10 +275,17 @@ def _engine_mismatch(
 ) -> dict[str, float]:
     """Compares the sampler with the present policy; a few rows suffice where training needs no pass over all of them."""
     fresh = [index for index, row in enumerate(rows) if is_fresh(row, current_version=current_version)]
-    if known is not None:
-        return engine_mismatch([rows[i] for i in fresh], [known[i] for i in fresh])
     some = [rows[i] for i in fresh[:ROWS]]
-    return engine_mismatch(some, logprobs_of(policy, some, settings=settings, trained_only=True)) if some else {}
+    found = {} if known is None else engine_mismatch([rows[i] for i in fresh], [known[i] for i in fresh])
+    routed = any(row.routed_experts is not None for row in some)
+    if not some or not (routed or known is None):
+        return found
+    if routed:
+        policy.routes.count()
+    computed = logprobs_of(policy, some, settings=settings, trained_only=True)
+    if known is None:
+        found = engine_mismatch(some, computed)
+    return found | routing_mismatch(rows, policy.ranks.gather(policy.routes.counted())) if routed else found
 
 
 @torch.no_grad()
@@ -362,6 +369,7 @@ def _optimise(
         part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
         part.backward()
         loss += float(part.detach())
+    policy.forget_routes()
     wait_for(policy.device)
     compute_s = perf_counter() - started
     parameters, reducer, groups = list(policy.model.parameters()), state.reducer, policy.groups

@@ -231,4 +231,10 @@ class ChatReader:
         versions = choice.get("weight_versions")
         if versions is not None and bytes(versions) != b"null":
             kept.weight_versions = versions
+        experts = choice.get("routed_experts")
+        if experts is not None and bytes(experts) != b"null":
+            # Nothing that an agent has asked for: the engine's operator or the run did.
+            kept.routed_experts = experts
+            del choice["routed_experts"]
+            touched = True
         return touched

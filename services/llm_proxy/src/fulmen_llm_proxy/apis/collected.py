@@ -36,6 +36,7 @@ class CollectedChoice(msgspec.Struct, kw_only=True):
 
     Attributes:
         prompt_ids: prompt token ids of this choice, in an API with one prompt per choice.
+        routed_experts: experts that computed its tokens, base64 of a `.npy` file as JSON.
     """
 
     token_ids: list[msgspec.Raw] = []
@@ -43,6 +44,7 @@ class CollectedChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     weight_versions: msgspec.Raw | None = None
     prompt_ids: msgspec.Raw | None = None
+    routed_experts: msgspec.Raw | None = None
 
 
 class Collected(msgspec.Struct, kw_only=True):

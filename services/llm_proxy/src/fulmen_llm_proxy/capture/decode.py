@@ -21,9 +21,11 @@ from typing import Annotated
 
 import msgspec
 
+from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid
 from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Collected, PolicyChange
 from fulmen_llm_proxy.apis.usage import NO_COUNTS, TokenCounts, token_counts
+from fulmen_llm_proxy.capture.experts import decode_experts
 from fulmen_llm_proxy.capture.token_lists import pack_ids, pack_logprobs
 
 
@@ -42,6 +44,7 @@ class Flaw(StrEnum):
     FINISH_REASON_MISSING = "finish_reason_missing"
     VERSIONS_INVALID = "policy_versions_invalid"
     VERSION_CHANGED = "policy_version_changed"
+    EXPERTS_INVALID = "routed_experts_invalid"
 
 
 class VersionRange(msgspec.Struct, frozen=True):
@@ -96,6 +99,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
         prompt_ids: little-endian int32 ids of its own prompt; empty if all choices share one prompt.
         text: bytes of the tokens, one after the other; empty if the backend did not report those of each.
         text_sizes: how many bytes of `text` each token has.
+        experts: experts that computed tokens of prompt and completion; None if the backend did not report them.
+        experts_invalid: whether it reported something else instead.
     """
 
     index: int
@@ -106,6 +111,8 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: bytes = b""
     text: bytes = b""
     text_sizes: tuple[int, ...] = ()
+    experts: RoutedExperts | None = None
+    experts_invalid: bool = False
 
     @property
     def token_count(self) -> int:
@@ -168,7 +175,9 @@ def _decode(collected: Collected, default_version: int, flaws: list[Flaw]) -> Ca
     prompt_ids = b"" if collected.prompt_ids is None else pack_ids([collected.prompt_ids])[0]
     usage = token_counts(collected.usage)
     spanned = () if collected.streamed else _versions_spanned(collected, default_version)
-    choices = tuple(_decode_choice(index, collected, default_version, spanned) for index in sorted(collected.choices))
+    choices = tuple(
+        _decode_choice(index, collected, default_version, spanned, prompt_ids) for index in sorted(collected.choices)
+    )
     if spanned and not all(_reported(collected, index) for index in collected.choices):
         flaws.append(Flaw.VERSION_CHANGED)
     if not prompt_ids and not (choices and all(choice.prompt_ids for choice in choices)):
@@ -194,6 +203,8 @@ def _judge(choices: tuple[CapturedChoice, ...], usage: TokenCounts) -> list[Flaw
             found.add(Flaw.FINISH_REASON_MISSING)
         if not _covers(choice.versions, count):
             found.add(Flaw.VERSIONS_INVALID)
+        if choice.experts_invalid:
+            found.add(Flaw.EXPERTS_INVALID)
     if not choices:
         found |= {Flaw.TOKEN_IDS_MISSING, Flaw.LOGPROBS_MISSING}
     if usage.completion is None:
@@ -245,7 +256,9 @@ def _versions_spanned(collected: Collected, default_version: int) -> tuple[int, 
     return tuple(versions) if len(versions) > 1 else ()
 
 
-def _decode_choice(index: int, collected: Collected, default_version: int, spanned: tuple[int, ...]) -> CapturedChoice:
+def _decode_choice(
+    index: int, collected: Collected, default_version: int, spanned: tuple[int, ...], shared_prompt: bytes
+) -> CapturedChoice:
     kept = collected.choices[index]
     token_ids, lengths = pack_ids(kept.token_ids)
     logprobs, text, text_sizes = pack_logprobs(kept.logprobs)
@@ -256,13 +269,23 @@ def _decode_choice(index: int, collected: Collected, default_version: int, spann
         versions = spanned_versions(sum(lengths), spanned)
     elif not versions and token_ids:
         versions = observed_versions(index, lengths, default_version, collected.policy_changes)
+    prompt_ids = b"" if kept.prompt_ids is None else pack_ids([kept.prompt_ids])[0]
+    experts, experts_invalid = None, False
+    if kept.routed_experts is not None:
+        total = (len(prompt_ids or shared_prompt) + len(token_ids)) // _INT32_BYTES
+        try:
+            experts = decode_experts(kept.routed_experts, tokens=total)
+        except RoutedExpertsInvalid:
+            experts_invalid = True
     return CapturedChoice(
         index=index,
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=kept.finish_reason or "",
         versions=versions,
-        prompt_ids=b"" if kept.prompt_ids is None else pack_ids([kept.prompt_ids])[0],
+        prompt_ids=prompt_ids,
         text=text if known else b"",
         text_sizes=tuple(text_sizes) if known else (),
+        experts=experts,
+        experts_invalid=experts_invalid,
     )

@@ -16,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fulmen.ids import uuid7
 from fulmen.model_call import COST_ATTRIBUTE
+from fulmen.routed_experts import RoutedExperts
 from fulmen.store.v1 import span_pb2
 from fulmen.type.v1 import model_call_pb2
 from fulmen_llm_proxy.apis.assembly import whole_of
@@ -264,4 +265,16 @@ def _model_call(
     )
     if sampling.temperature is not None:
         record.temperature = sampling.temperature
+    if choice.experts is not None:
+        record.routed_experts.CopyFrom(_packed_experts(choice.experts))
     return record
+
+
+def _packed_experts(experts: RoutedExperts) -> model_call_pb2.RoutedExperts:
+    return model_call_pb2.RoutedExperts(
+        layers=experts.layers,
+        top_k=experts.top_k,
+        entry_bytes=experts.entry_bytes,
+        first_token=experts.spans[0][0] if experts.spans else 0,
+        experts=experts.packed,
+    )

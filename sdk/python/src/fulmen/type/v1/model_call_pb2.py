@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66ulmen/type/v1/model_call.proto\x12\x0e\x66ulmen.type.v1\"\xac\x03\n\x0fModelCallRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x1c\n\x14\x63ompletion_token_ids\x18\x04 \x01(\x0c\x12\x1b\n\x13\x63ompletion_logprobs\x18\x05 \x01(\x0c\x12;\n\x0fpolicy_versions\x18\x06 \x03(\x0b\x32\".fulmen.type.v1.PolicyVersionRange\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\x0e\n\x06usable\x18\x08 \x01(\x08\x12\x17\n\x0funusable_reason\x18\t \x01(\t\x12\x18\n\x0btemperature\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x0crequest_json\x18\x0b \x01(\x0c\x12\x15\n\rresponse_json\x18\x0c \x01(\x0c\x12\x12\n\nagent_name\x18\r \x01(\t\x12\x1d\n\x15\x63ompletion_token_text\x18\x0e \x01(\x0c\x12\x1e\n\x16\x63ompletion_token_sizes\x18\x0f \x03(\rB\x0e\n\x0c_temperature\"A\n\x12PolicyVersionRange\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x66ulmen/type/v1/model_call.proto\x12\x0e\x66ulmen.type.v1\"\xe3\x03\n\x0fModelCallRecord\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12\x1c\n\x14\x63ompletion_token_ids\x18\x04 \x01(\x0c\x12\x1b\n\x13\x63ompletion_logprobs\x18\x05 \x01(\x0c\x12;\n\x0fpolicy_versions\x18\x06 \x03(\x0b\x32\".fulmen.type.v1.PolicyVersionRange\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\x12\x0e\n\x06usable\x18\x08 \x01(\x08\x12\x17\n\x0funusable_reason\x18\t \x01(\t\x12\x18\n\x0btemperature\x18\n \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x0crequest_json\x18\x0b \x01(\x0c\x12\x15\n\rresponse_json\x18\x0c \x01(\x0c\x12\x12\n\nagent_name\x18\r \x01(\t\x12\x1d\n\x15\x63ompletion_token_text\x18\x0e \x01(\x0c\x12\x1e\n\x16\x63ompletion_token_sizes\x18\x0f \x03(\r\x12\x35\n\x0erouted_experts\x18\x10 \x01(\x0b\x32\x1d.fulmen.type.v1.RoutedExpertsB\x0e\n\x0c_temperature\"i\n\rRoutedExperts\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x13\n\x0b\x65ntry_bytes\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x05 \x01(\x0c\"A\n\x12PolicyVersionRange\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fulmen.type.v1.model_call_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MODELCALLRECORD']._serialized_start=52
-  _globals['_MODELCALLRECORD']._serialized_end=480
-  _globals['_POLICYVERSIONRANGE']._serialized_start=482
-  _globals['_POLICYVERSIONRANGE']._serialized_end=547
+  _globals['_MODELCALLRECORD']._serialized_end=535
+  _globals['_ROUTEDEXPERTS']._serialized_start=537
+  _globals['_ROUTEDEXPERTS']._serialized_end=642
+  _globals['_POLICYVERSIONRANGE']._serialized_start=644
+  _globals['_POLICYVERSIONRANGE']._serialized_end=709
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fulmen_algorithm.engines.embedded.adapters import add_adapters
 from fulmen_algorithm.engines.embedded.chat import ChatRenderer
 from fulmen_algorithm.engines.embedded.generator import Generator, GeneratorLimits
+from fulmen_algorithm.engines.embedded.routing import RoutingTape
 from fulmen_algorithm.engines.embedded.server import EngineServer
 from fulmen_algorithm.engines.embedded.weights import describe
 from fulmen_algorithm.training.settings import DEFAULT_ADAPTER
@@ -50,6 +51,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-batch-tokens", type=int, default=GeneratorLimits().max_batch_tokens)
     parser.add_argument("--max-waiting", type=int, default=GeneratorLimits().max_waiting)
     parser.add_argument("--queue-deadline-s", type=float, default=GeneratorLimits().queue_deadline_s)
+    parser.add_argument("--router-replay", action="store_true", help="answers say which experts computed each token")
     parser.add_argument("--ignore-stdin", action="store_true", help="do not end when standard input ends")
     return parser.parse_args(argv)
 
@@ -59,7 +61,8 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
 
     Raises:
         OSError: if the directory holds no model or tokenizer.
-        ValueError: if the tokenizer has no chat template, or neither padding nor end-of-sequence token.
+        ValueError: if the tokenizer has no chat template, or neither padding nor end-of-sequence token, or a model without
+            experts is to report them.
     """
     tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
@@ -74,7 +77,9 @@ def build(options: argparse.Namespace, token: str | None) -> tuple[Generator, En
     if pad is None:
         raise ValueError(f"The tokenizer in {options.model} has neither a padding nor an end-of-sequence token.")
     add_adapters(model, adapters)
+    tape = RoutingTape(model) if options.router_replay else None
     generator = Generator(
+        tape=tape,
         model=model.to(options.device).eval().requires_grad_(False),
         served=describe(read_folder(options.model)),
         pad_token_id=pad,

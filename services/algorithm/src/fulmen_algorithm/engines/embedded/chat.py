@@ -14,6 +14,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from fulmen_algorithm.engines.embedded.protocol import ChatRequest, InvalidRequest
+from fulmen_algorithm.engines.embedded.routing import answer_experts
 from fulmen_algorithm.engines.embedded.sampling import SampledToken
 from fulmen_algorithm.engines.embedded.text import TextStream, ToolCall, parse_tool_calls
 from fulmen_algorithm.engines.embedded.token_text import token_bytes
@@ -121,6 +122,7 @@ class Completion:
         if self.request.return_token_ids:
             body["prompt_token_ids"] = self.prompt_ids
             choice["token_ids"] = [t.token_id for t in self.tokens]
+            self._add_experts(choice)
         body["weight_versions"] = weight_versions(self.tokens)
         return body
 
@@ -144,8 +146,15 @@ class Completion:
         if calls:
             delta["tool_calls"] = [{"index": i, **_tool_call(call)} for i, call in enumerate(calls)]
         body = self._chunk(delta, [], self._reason(calls))
+        if self.request.return_token_ids:
+            self._add_experts(body["choices"][0])
         body["weight_versions"] = weight_versions(self.tokens)
         return body
+
+    def _add_experts(self, choice: dict[str, Any]) -> None:
+        """Adds the experts of prompt and completion, without the last token, which no pass computed."""
+        if experts := answer_experts([token.experts for token in self.tokens]):
+            choice["routed_experts"] = experts
 
     def usage_chunk(self) -> dict[str, Any]:
         """Renders the chunk with the usage."""

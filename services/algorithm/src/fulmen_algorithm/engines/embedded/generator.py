@@ -14,7 +14,7 @@ import asyncio
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Self
 
@@ -23,6 +23,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from fulmen_algorithm.engines.embedded.adapters import use_adapter
 from fulmen_algorithm.engines.embedded.protocol import EngineError, Overloaded, Sampling
+from fulmen_algorithm.engines.embedded.routing import RoutingTape
 from fulmen_algorithm.engines.embedded.sampling import PerRequestSampler, SampledToken, TokenTap
 from fulmen_algorithm.engines.embedded.scoring import scores_of
 from fulmen_algorithm.engines.embedded.weights import Prepared, Served, replace_tensors
@@ -102,7 +103,8 @@ class _Swap:
 class Generator:
     """Owns the model; an async context manager, created on the event loop that uses it.
 
-    `model` is a causal language model of transformers, which may have adapters (`adapters.add_adapters`).
+    `model` is a causal language model of transformers, which may have adapters (`adapters.add_adapters`). With a `tape` of it
+    the experts of all tokens are recorded.
     """
 
     model: PreTrainedModel
@@ -111,6 +113,7 @@ class Generator:
     version: int = 0
     served: Served = field(default_factory=Served)
     seed: int = 0
+    tape: RoutingTape | None = None
     limits: GeneratorLimits = field(default_factory=GeneratorLimits)
     stats: GeneratorStats = field(default_factory=GeneratorStats)
     _waiting: list[Job] = field(default_factory=list)
@@ -284,6 +287,9 @@ class Generator:
         def on_tokens(tokens: list[SampledToken]) -> list[bool]:
             self.stats.forward_passes += 1
             ended: list[asyncio.Future[None]] = []
+            if self.tape is not None:
+                routes = self.tape.take()
+                tokens = [replace(token, experts=routes[token.row]) for token in tokens]
             for token in tokens:
                 job = batch[token.row]
                 if finished[token.row]:
@@ -308,6 +314,8 @@ class Generator:
             version=lambda: self.version,
             device=self.model.device,
         )
+        if self.tape is not None:
+            self.tape.begin(pads)
         with torch.inference_mode():
             self.model.generate(  # type: ignore[operator]  # the library types it as a module attribute
                 input_ids=torch.tensor(rows, device=self.model.device),

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria, TopPLogitsWarper
 
+from fulmen.routed_experts import RoutedExperts
 from fulmen_algorithm.engines.embedded.protocol import Sampling
 
 
@@ -32,12 +33,14 @@ class SampledToken:
         token_id: The token.
         logprob: Natural log-probability of the token.
         version: Version of the weights that computed the logits.
+        experts: Experts of the pass that computed them, of its positions; None if they are not recorded.
     """
 
     row: int
     token_id: int
     logprob: float
     version: int
+    experts: RoutedExperts | None = None
 
 
 class PerRequestSampler(LogitsProcessor):

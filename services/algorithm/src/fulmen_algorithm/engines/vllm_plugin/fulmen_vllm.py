@@ -1,9 +1,11 @@
 """Fulmen's additions to a vLLM server, loaded with `--middleware fulmen_vllm.FulmenMiddleware` and
 `--worker-extension-cls fulmen_vllm.FulmenWorker`.
 
-They add three features to vLLM 0.32:
+They add four features to vLLM 0.32:
 
 - Chat completions report the weight version of each token. vLLM reports it only at `/inference/v1/generate`.
+- With `--enable-return-routed-experts` streams of chat completions carry the experts of their tokens, too, in the last
+  event of each choice.
 - Every path but health requires the API key, not only those below `/v1`. Otherwise any caller of `/collective_rpc`
   could load weights.
 - Output layers tied to the embeddings get new weights. On a CPU they use a packed copy, which `reload_weights` does not
@@ -13,9 +15,11 @@ This module runs in vLLM's environment and imports only vLLM and the standard li
 expected, it logs a warning and adds no versions; the proxy then uses the time of promotion.
 """
 
+import base64
 import functools
 import hashlib
 import hmac
+import io
 import json
 import logging
 import os
@@ -28,7 +32,8 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 FINISHED = '"finish_reason":"'
 EVENT = "data: "
 
-Spans = dict[int, list[dict[str, int]]]
+Fields = dict[int, dict[str, Any]]
+"""Fields added to each choice of an answer, by the choice's index."""
 ASGIApp = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -85,39 +90,51 @@ def report_versions() -> None:
 
     @functools.wraps(whole)
     async def full(self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> Any:
-        spans: Spans = {}
-        answer = await whole(self, request, _watched(result_generator, spans), *args, **kwargs)
+        added: Fields = {}
+        answer = await whole(self, request, _watched(result_generator, added), *args, **kwargs)
         for choice in getattr(answer, "choices", ()):
-            if choice.index in spans:
-                choice.weight_versions = spans[choice.index]
+            for name, value in added.get(choice.index, {}).items():
+                setattr(choice, name, value)
         return answer
 
     @functools.wraps(streamed)
     async def stream(self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> AsyncIterator[str]:
-        spans: Spans = {}
-        async for event in streamed(self, request, _watched(result_generator, spans), *args, **kwargs):
-            yield _with_versions(event, spans) if spans and FINISHED in event else event
+        added: Fields = {}
+        async for event in streamed(self, request, _watched(result_generator, added), *args, **kwargs):
+            yield _with_fields(event, added) if added and FINISHED in event else event
 
     Chat.chat_completion_full_generator = full
     Chat.chat_completion_stream_generator = stream
 
 
-async def _watched(results: AsyncIterator[Any], spans: Spans) -> AsyncIterator[Any]:
-    """Forwards results, and records the versions of each ended choice."""
+async def _watched(results: AsyncIterator[Any], added: Fields) -> AsyncIterator[Any]:
+    """Forwards results, and records the versions and experts of each ended choice."""
     async for result in results:
         for output in result.outputs:
             ranges = getattr(output, "weight_versions", None)
             # Labels that are not numbers are not Fulmen's, such as vLLM's `default`.
             if ranges and all(span.version.isascii() and span.version.isdigit() for span in ranges):
-                spans[output.index] = [
+                added.setdefault(output.index, {})["weight_versions"] = [
                     {"version": int(span.version), "start": span.start, "end": span.end} for span in ranges
                 ]
+            experts = getattr(output, "routed_experts", None)
+            if experts is not None:
+                added.setdefault(output.index, {})["routed_experts"] = _written(experts)
         yield result
 
 
-def _with_versions(event: str, spans: Spans) -> str:
+def _written(array: Any) -> str:
+    """Writes an array as vLLM's own `numpy2base64` does."""
+    import numpy as np
+
+    with io.BytesIO() as file:
+        np.save(file, array, allow_pickle=False)
+        return base64.b64encode(file.getbuffer()).decode("ascii")
+
+
+def _with_fields(event: str, added: Fields) -> str:
     body = json.loads(event.removeprefix(EVENT))
     for choice in body.get("choices", ()):
-        if choice.get("finish_reason") and choice.get("index") in spans:
-            choice["weight_versions"] = spans[choice["index"]]
+        if choice.get("finish_reason"):
+            choice.update(added.get(choice.get("index"), {}))
     return f"{EVENT}{json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n"

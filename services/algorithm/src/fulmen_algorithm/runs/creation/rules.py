@@ -38,6 +38,7 @@ from fulmen_algorithm.runs.creation.policies import (
     version_problems,
 )
 from fulmen_algorithm.runs.creation.reward_models import reward_model_problems
+from fulmen_algorithm.runs.creation.replay_problems import replay_problems
 from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
@@ -199,6 +200,7 @@ async def checked_with_resources(
         violations += places
         if not places and isinstance(settings, AlgorithmSettings):
             violations += await _split_problems(settings, draft.policy)
+            violations += await asyncio.to_thread(replay_problems, settings, draft.policy)
         violations += await _taken_problems(draft, rules.is_taken)
         violations += await _content_problems(draft, rules.registry[draft.algorithm], resources)
         violations += await _source_problems(draft, resources, knows_run)

@@ -7,6 +7,7 @@ others is unknown.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +23,14 @@ from fulmen.model_call import (
     CLIENT_GONE_ATTRIBUTE,
     ENTRY_BYTES,
     REPLAYED_ATTRIBUTE,
+    ModelCallInvalid,
+    read_experts,
     unpack_logprobs,
     unpack_token_ids,
 )
+from fulmen.routed_experts import write_npy
 from fulmen.store.v1.span_pb2 import SpanRecord
-from fulmen.type.v1.model_call_pb2 import ModelCallRecord
+from fulmen.type.v1.model_call_pb2 import ModelCallRecord, RoutedExperts
 from fulmen_llm_proxy.apis.api import UNREADABLE
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.calls.answer_cache import IGNORED_FIELDS
@@ -102,12 +106,24 @@ class CapturedCall:
             choice["prompt_token_ids"] = unpack_token_ids(record.prompt_token_ids).tolist()
             if not choice.get("logprobs"):
                 choice["logprobs"] = _logprobs(record, of_chat="message" in choice)
+            if record.HasField("routed_experts") and (experts := _experts(record.routed_experts)):
+                choice["routed_experts"] = experts
         if not response.get("usage"):
             prompt, completion = len(self.choices[0].prompt_token_ids) // ENTRY_BYTES, self.token_count
             response["usage"] = {
                 "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion
             }  # fmt: skip
         return _encode(response)
+
+
+def _experts(packed: RoutedExperts) -> str:
+    """Returns a record as an engine reports it; empty if its oldest tokens were left out, or it is damaged."""
+    if packed.first_token:
+        return ""
+    try:
+        return base64.b64encode(write_npy(read_experts(packed))).decode()
+    except ModelCallInvalid:
+        return ""
 
 
 def _logprobs(record: ModelCallRecord, *, of_chat: bool) -> dict[str, Any]:

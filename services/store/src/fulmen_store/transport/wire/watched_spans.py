@@ -26,7 +26,7 @@ MAX_ENTRIES: Final = 32
 _SCALAR: Final = frozenset({"string_value", "bool_value", "int_value", "double_value"})
 _OF_TOKENS: Final = (
     "prompt_token_ids", "completion_token_ids", "completion_logprobs", "completion_token_text", "completion_token_sizes",
-    "request_json", "response_json",
+    "routed_experts",    "request_json", "response_json",
 )  # fmt: skip
 
 
