@@ -31,6 +31,8 @@ test("a reader sees what waits, for whom nobody is there, and may change nothing
   await expect(page.getByRole("table", { name: "Connected runners" }).getByRole("row")).toHaveCount(2);
   await expect(page.getByRole("button", { name: /Pause the queue ?, not available/ })).toBeVisible();
   await expect(page.getByRole("button", { name: /^Drain / })).toBeDisabled();
+  // What the runner told before the page was opened is there with it.
+  await expect(page.getByRole("img", { name: /^Slots of .* on average of the last two hours/ }).locator("rect").first()).toBeVisible();
   await expectAccessible(page);
   await picture(page, "queue");
   await page.emulateMedia({ colorScheme: "dark" });

@@ -1,5 +1,8 @@
 import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+import { text } from "node:stream/consumers";
 import { fileURLToPath } from "node:url";
 
 import { call, expect, expectAccessible, picture, stack, test } from "./console";
@@ -213,10 +216,69 @@ test("a file has tasks and answers if they are chosen, and a command rescores al
     expect(inputStart).toBeUndefined();
   }
   await page.getByRole("button", { name: "Rescore…" }).click();
-  await expect(page.getByRole("dialog").locator("code").last()).toHaveText(
+  await expect(page.getByRole("dialog")).toContainText("8 have succeeded");
+  await expect(page.getByRole("dialog")).toContainText(
     `fulmen rollout rescore --grader grader.py:grade --name scores.mine --filter '${filter}'`,
   );
+  await expect(page.getByRole("dialog").getByRole("button", { name: /^Score ?, not available/ })).toBeVisible();
   await expectAccessible(page);
+});
+
+test("a model scores all that match; what it refused is scored later, and nothing twice", async ({ open }) => {
+  const ROUTES = "fulmen.llm_proxy.v1.RouteService";
+  const BACKENDS = "fulmen.llm_proxy.v1.BackendService";
+  const asked: string[] = [];
+  let refuses = true;
+  // A provider of models that gives a score of 8, and after three calls has no more credit until it is told to go on.
+  const provider = createServer((request, response) => {
+    void text(request).then((body) => {
+      const isRefused = refuses && asked.length >= 3;
+      if (!isRefused) asked.push(body);
+      const content = 'Well. {"reason": "polite", "score": 8}';
+      const choices = [{ index: 0, finish_reason: "stop", message: { role: "assistant", content } }];
+      response.writeHead(isRefused ? 400 : 200, { "content-type": "application/json" });
+      response.end(
+        JSON.stringify(
+          isRefused
+            ? { error: { message: "no more credit", type: "invalid_request_error" } }
+            : { id: "c", object: "chat.completion", created: 1, model: "m", choices },
+        ),
+      );
+    });
+  });
+  await new Promise<void>((resolve) => provider.listen(0, "127.0.0.1", resolve));
+  const baseUrl = `http://127.0.0.1:${(provider.address() as AddressInfo).port}/v1`;
+  await call(`${BACKENDS}/RegisterBackend`, { backend: { name: "backends/judge", baseUrl } });
+  await call(`${ROUTES}/PutRoute`, { route: { name: "routes/strict", targets: [{ backend: "backends/judge", weight: 1 }] } });
+  try {
+    const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent('task_type = "refund"')}`);
+    await page.getByRole("button", { name: "Rescore…" }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.getByLabel("Model").fill("strict");
+    await dialog.getByLabel("Dimension").fill("polite");
+    await dialog.getByLabel("What is asked").fill("Is it polite?");
+    await dialog.getByRole("button", { name: "Score", exact: true }).click();
+    await expect(dialog.getByRole("alert")).toContainText("no more credit");
+    await expect(dialog.getByRole("status")).toContainText("3 scored, of 8, then stopped.");
+    refuses = false;
+    await dialog.getByRole("button", { name: "Score the rest" }).click();
+    await expect(dialog.getByRole("status")).toContainText("5 scored, 3 before, of 8.");
+    await expectAccessible(page);
+    await picture(page, "rescore");
+    expect(asked).toHaveLength(8);
+    expect(new Set(asked.map((body) => JSON.parse(body).messages[1].content)).size).toBe(8);
+    const { annotations } = await call("fulmen.store.v1.AnnotationService/ListAnnotations", { project: PROJECT, dimension: "polite" });
+    expect(annotations.map(({ value, comment, author }: any) => [value, comment, author])).toEqual(
+      Array(8).fill([0.8, "strict: polite", "Ann (client)"]),
+    );
+    await dialog.getByRole("link", { name: /Compare these scores/ }).click();
+    await expect(page.getByRole("heading", { level: 1, name: "Data sets and labels" })).toBeVisible();
+    await expect(page.getByText("Ann (client)").first()).toBeVisible();
+  } finally {
+    await call(`${ROUTES}/DeleteRoute`, { name: "routes/strict" });
+    await call(`${BACKENDS}/DeleteBackend`, { name: "backends/judge" });
+    provider.close();
+  }
 });
 
 test("all that match are cancelled, retried and deleted, and the page says how many before", async ({ open }) => {

@@ -294,7 +294,10 @@ def hot_statements(waiting: list[UUID], leased: list[UUID], hedged: list[UUID]) 
             others={"runner_session": 3 * SESSIONS},
         ),
         "list_runners": Hot(
-            arguments=(LOWEST, 51, None), items=LEASED, others={"runner_session": 3 * SESSIONS}, index="item_leased"
+            arguments=(LOWEST, 51, None, False),
+            items=LEASED,
+            others={"runner_session": 3 * SESSIONS},
+            index="item_leased",
         ),
         "delete_ended_uses": Hot(arguments=(0, 0, LOWEST, ASKED), items=3 * ASKED, others={"resource_use": 3 * ASKED}),
         "delete_ended_uses_of_version": Hot(

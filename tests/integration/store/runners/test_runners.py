@@ -106,6 +106,37 @@ async def test_a_runner_is_shown_with_its_attempts_its_load_and_its_failures(stu
         assert listed == shown
 
 
+async def test_the_first_load_of_each_minute_is_kept_for_two_hours(
+    stubs: Stubs, connection: asyncpg.Connection
+) -> None:
+    runner = await Runner(stubs).open()
+    request = pb.ListRunnersRequest(with_load_history=True)
+
+    async def told(load: lease_pb2.RunnerLoad) -> list[pb.RunnerLoadSample]:
+        await say(runner, load)
+        await until(stubs, runner.session_id, lambda one: one.load == load)
+        (listed,) = (await stubs.runners.ListRunners(request)).runners
+        return list(listed.load_history)
+
+    # Two minutes at most pass in this test: of each, the first load counts.
+    first = await told(BUSY)
+    assert [sample.load for sample in first] == [BUSY]
+    assert first[0].minute_time.seconds % 60 == 0
+    await connection.execute("update runner_session set load_minute = load_minute + interval '1 hour'")
+    assert await told(lease_pb2.RunnerLoad(cpu_ratio=0.1)) == first
+    await connection.execute(
+        "update runner_session set load_minute = null, loads = array_fill(loads[1], array[120]),"
+        " load_minutes = array(select load_minutes[1] - n * interval '1 minute' from generate_series(120, 1, -1) n)"
+    )
+    later = await told(lease_pb2.RunnerLoad(cpu_ratio=0.2))
+    assert len(later) == 120
+    assert [sample.load.cpu_ratio for sample in later[-2:]] == [0.5, 0.2]
+    minutes = [sample.minute_time.seconds for sample in later]
+    assert minutes == sorted(set(minutes))
+    assert not (await stubs.runners.ListRunners(pb.ListRunnersRequest())).runners[0].load_history
+    assert not (await find(stubs, runner.session_id)).load_history
+
+
 async def test_a_unary_runner_tells_its_load_and_is_told_what_it_holds(stubs: Stubs) -> None:
     await create(stubs, 3)
     taken = await stubs.leases.AcquireLeases(lease_pb.AcquireLeasesRequest(max_count=3, wait=Duration(seconds=10)))

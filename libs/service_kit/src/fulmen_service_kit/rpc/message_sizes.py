@@ -60,15 +60,24 @@ def messages_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield part
 
 
-async def messages_of_stream(entries: AsyncIterator[Entry]) -> AsyncIterator[list[Entry]]:
-    """Yields the entries of each message of a stream, as they come."""
+async def messages_of_stream(
+    entries: AsyncIterator[Entry], *, first_bytes: int = MESSAGE_BYTES
+) -> AsyncIterator[list[Entry]]:
+    """Yields the entries of each message of a stream, as they come.
+
+    Args:
+        entries: The entries.
+        first_bytes: Size of the first message; each further one is twice as large, up to `MESSAGE_BYTES`. Small where
+            someone looks at what comes first.
+    """
     part: list[Entry] = []
-    size_bytes = 0
+    size_bytes, limit_bytes = 0, first_bytes
     async for entry in entries:
         entry_bytes = entry.ByteSize()
-        if part and size_bytes + entry_bytes > MESSAGE_BYTES:
+        if part and size_bytes + entry_bytes > limit_bytes:
             yield part
             part, size_bytes = [], 0
+            limit_bytes = min(2 * limit_bytes, MESSAGE_BYTES)
         part.append(entry)
         size_bytes += entry_bytes
     if part:

@@ -25,3 +25,8 @@ export function rescoreCommand(filter: string): string {
   if (!filter) return begin;
   return `${begin} --filter ${HOSTILE.test(filter) ? "FILTER" : quoted(filter)}`;
 }
+
+/** Returns the command that publishes the scores of a dimension as rewards. */
+export function publishCommand(dimension: string): string {
+  return `fulmen annotations publish scores.${dimension} --dimension ${dimension}`;
+}

@@ -260,20 +260,31 @@ select s.id, s.project from runner_session s where s.id = any ($1::uuid[]);
 
 -- name: renew_sessions
 -- Joined by key, not changed by ctid: a session that another replica renews concurrently must still be found.
+-- The first load of a minute is kept, of the last 120 minutes that have one.
 with k as (
-    select x.id, x.heard, x.load, x.ended, x.failed
+    select
+        x.id, x.heard, x.load, x.ended, x.failed,
+        x.load is not null and (s.load_minute is null or s.load_minute < date_trunc('minute', now())) as samples
     from (
         select y.* from unnest($1::uuid[], $3::boolean[], $4::bytea[], $5::bigint[], $6::bigint[])
             as y (id, heard, load, ended, failed)
         order by y.id
     ) x
     cross join lateral (
-        select q.id from runner_session q where q.id = x.id and q.ended_at is null limit 1 for update
+        select q.id, q.load_minute from runner_session q where q.id = x.id and q.ended_at is null limit 1 for update
     ) s
 )
 update runner_session s set
     lease_until = case when k.heard then now() + $2 * interval '1 second' else s.lease_until end,
-    load = coalesce(k.load, s.load), ended_count = s.ended_count + k.ended, failed_count = s.failed_count + k.failed
+    load = coalesce(k.load, s.load), ended_count = s.ended_count + k.ended, failed_count = s.failed_count + k.failed,
+    load_minute = case when k.samples then date_trunc('minute', now()) else s.load_minute end,
+    load_minutes = case
+        when k.samples then (array_append(s.load_minutes, date_trunc('minute', now())))[greatest(cardinality(s.loads) - 118, 1):]
+        else s.load_minutes
+    end,
+    loads = case
+        when k.samples then (array_append(s.loads, k.load))[greatest(cardinality(s.loads) - 118, 1):] else s.loads
+    end
 from k
 where s.id = k.id and s.ended_at is null
 returning s.id;

@@ -32,9 +32,11 @@ class RunnerTable:
         self._database = database
         self._projects = projects
 
-    async def page(self, *, after: UUID, limit: int, project: str | None) -> list[RunnerView]:
+    async def page(
+        self, *, after: UUID, limit: int, project: str | None, with_history: bool = False
+    ) -> list[RunnerView]:
         """Returns live sessions that may serve a project, oldest first, with their attempts of it; None for all projects."""
-        return await self._views(await self._database.fetch("list_runners", after, limit, project))
+        return await self._views(await self._database.fetch("list_runners", after, limit, project, with_history))
 
     async def find(self, session_id: UUID, *, project: str | None) -> RunnerView | None:
         """Returns one live session if it may serve a project, with its attempts of it; None for all projects."""
@@ -58,6 +60,7 @@ def _view(row: asyncpg.Record, projects: ProjectNames) -> RunnerView:
             attempt_name(projects.name(project_id), rollout_id, epoch) for project_id, rollout_id, epoch in attempts
         ],
         load=row["load"],
+        load_history=list(zip(row["load_minutes"], row["loads"], strict=True)),
         ended=row["ended_count"],
         failed=row["failed_count"],
         project=row["project"],
@@ -103,6 +106,7 @@ class RunnerView:
         running: Number of attempts it runs.
         attempts: Names of the first of these attempts.
         load: Last reported load, opaque here; None if it reported none.
+        load_history: Minutes and the first loads in them, oldest first; empty unless asked for.
         ended: Number of its ended attempts.
         failed: Number of those that failed.
         project: Project of its token, or `projects/*`.
@@ -117,6 +121,7 @@ class RunnerView:
     running: int
     attempts: Sequence[str]
     load: bytes | None
+    load_history: Sequence[tuple[datetime.datetime, bytes]] = ()
     ended: int
     failed: int
     project: str

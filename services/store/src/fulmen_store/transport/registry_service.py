@@ -62,7 +62,9 @@ class RunnerRegistryService(runner_registry_service_pb2_grpc.RunnerRegistryServi
         last = decode_token(request.page_token, listed=LISTED, key_bytes=16)
         limit = page_size(request.page_size, default=DEFAULT_PAGE)
         after = UUID(int=0) if last is None else UUID(bytes=last)
-        found = await self._table.page(after=after, limit=limit + 1, project=project_limit())
+        found = await self._table.page(
+            after=after, limit=limit + 1, project=project_limit(), with_history=request.with_load_history
+        )
         shown = fitting(runner_of(view) for view in found[:limit])
         token = encode_token(found[len(shown) - 1].session_id.bytes, listed=LISTED) if len(shown) < len(found) else ""
         return pb.ListRunnersResponse(runners=shown, next_page_token=token)

@@ -54,6 +54,8 @@ PARENTS_PER_READ = 16
 COMMITS_IN_FLIGHT = 8
 MAX_CHUNK_ID = 64
 DEFAULT_PAGE = 100
+# Some hundred spans: a page that shows ten thousand begins with these.
+FIRST_BYTES = 64 * 1024
 PARENT_BYTES = 2
 SPAN_KEY_BYTES = 20
 KEY_BYTES = PARENT_BYTES + SPAN_KEY_BYTES
@@ -193,7 +195,7 @@ class SpanService(span_service_pb2_grpc.SpanServiceServicer):
                     yield span
 
         async def send(heads: Sequence[ChunkHead]) -> AsyncIterator[pb.WatchSpansResponse]:
-            async for part in messages_of_stream(spans(heads)):
+            async for part in messages_of_stream(spans(heads), first_bytes=FIRST_BYTES):
                 yield pb.WatchSpansResponse(spans=part)
 
         return send

@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-fulmen/store/v1/runner_registry_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfd\x02\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04info\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61ttempts\x18\x06 \x03(\t\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\x12\x13\n\x0b\x65nded_count\x18\x08 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\t \x01(\x03\x12\x0f\n\x07project\x18\n \x01(\t\x12+\n\x05order\x18\x0b \x01(\x0b\x32\x1c.fulmen.store.v1.RunnerOrder\x12\x15\n\rorder_pending\x18\x0c \x01(\x08\";\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x13ListRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x11GetRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"\x86\x01\n\x13WatchRunnersRequest\x12@\n\x06labels\x18\x01 \x03(\x0b\x32\x30.fulmen.store.v1.WatchRunnersRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x14WatchRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\"\xfa\x02\n\x15GetFleetDemandRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32\x32.fulmen.store.v1.GetFleetDemandRequest.LabelsEntry\x12/\n\x0ctarget_drain\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10slots_per_runner\x18\x04 \x01(\x05\x12\x33\n\x10\x64\x65\x66\x61ult_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bmin_runners\x18\x06 \x01(\x05\x12\x13\n\x0bmax_runners\x18\x07 \x01(\x05\x12\x33\n\x10\x66orecast_horizon\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x03\n\x16GetFleetDemandResponse\x12\x1c\n\x14\x64\x65sired_runner_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65sired_slot_count\x18\x02 \x01(\x03\x12\x14\n\x0cqueued_count\x18\x03 \x01(\x03\x12\x15\n\rrunning_count\x18\x04 \x01(\x03\x12\x31\n\x0epredicted_work\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x13\x66orecast_slot_count\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66orecast_error\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12!\n\x14naive_forecast_error\x18\t \x01(\x01H\x02\x88\x01\x01\x42\x16\n\x14_forecast_slot_countB\x11\n\x0f_forecast_errorB\x17\n\x15_naive_forecast_error\"L\n\x15SetRunnerSlotsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\x05\x12\x11\n\tautomatic\x18\x03 \x01(\x08\"A\n\x16SetRunnerSlotsResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"L\n\x12\x44rainRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x13\x44rainRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner2\xc4\x04\n\x15RunnerRegistryService\x12X\n\x0bListRunners\x12#.fulmen.store.v1.ListRunnersRequest\x1a$.fulmen.store.v1.ListRunnersResponse\x12R\n\tGetRunner\x12!.fulmen.store.v1.GetRunnerRequest\x1a\".fulmen.store.v1.GetRunnerResponse\x12]\n\x0cWatchRunners\x12$.fulmen.store.v1.WatchRunnersRequest\x1a%.fulmen.store.v1.WatchRunnersResponse0\x01\x12\x61\n\x0eGetFleetDemand\x12&.fulmen.store.v1.GetFleetDemandRequest\x1a\'.fulmen.store.v1.GetFleetDemandResponse\x12\x61\n\x0eSetRunnerSlots\x12&.fulmen.store.v1.SetRunnerSlotsRequest\x1a\'.fulmen.store.v1.SetRunnerSlotsResponse\x12X\n\x0b\x44rainRunner\x12#.fulmen.store.v1.DrainRunnerRequest\x1a$.fulmen.store.v1.DrainRunnerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-fulmen/store/v1/runner_registry_service.proto\x12\x0f\x66ulmen.store.v1\x1a\x1b\x66ulmen/store/v1/lease.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb6\x03\n\x06Runner\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x04info\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerInfo\x12\x15\n\rrunning_count\x18\x03 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11lease_expire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61ttempts\x18\x06 \x03(\t\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\x12\x13\n\x0b\x65nded_count\x18\x08 \x01(\x03\x12\x14\n\x0c\x66\x61iled_count\x18\t \x01(\x03\x12\x0f\n\x07project\x18\n \x01(\t\x12+\n\x05order\x18\x0b \x01(\x0b\x32\x1c.fulmen.store.v1.RunnerOrder\x12\x15\n\rorder_pending\x18\x0c \x01(\x08\x12\x37\n\x0cload_history\x18\r \x03(\x0b\x32!.fulmen.store.v1.RunnerLoadSample\"n\n\x10RunnerLoadSample\x12/\n\x0bminute_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.fulmen.store.v1.RunnerLoad\"V\n\x12ListRunnersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x19\n\x11with_load_history\x18\x03 \x01(\x08\"X\n\x13ListRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x10GetRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x11GetRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"\x86\x01\n\x13WatchRunnersRequest\x12@\n\x06labels\x18\x01 \x03(\x0b\x32\x30.fulmen.store.v1.WatchRunnersRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"l\n\x14WatchRunnersResponse\x12(\n\x07runners\x18\x01 \x03(\x0b\x32\x17.fulmen.store.v1.Runner\x12\x0f\n\x07removed\x18\x02 \x03(\t\x12\x19\n\x11snapshot_complete\x18\x03 \x01(\x08\"\xfa\x02\n\x15GetFleetDemandRequest\x12\x0f\n\x07project\x18\x01 \x01(\t\x12\x42\n\x06labels\x18\x02 \x03(\x0b\x32\x32.fulmen.store.v1.GetFleetDemandRequest.LabelsEntry\x12/\n\x0ctarget_drain\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10slots_per_runner\x18\x04 \x01(\x05\x12\x33\n\x10\x64\x65\x66\x61ult_duration\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bmin_runners\x18\x06 \x01(\x05\x12\x13\n\x0bmax_runners\x18\x07 \x01(\x05\x12\x33\n\x10\x66orecast_horizon\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x80\x03\n\x16GetFleetDemandResponse\x12\x1c\n\x14\x64\x65sired_runner_count\x18\x01 \x01(\x05\x12\x1a\n\x12\x64\x65sired_slot_count\x18\x02 \x01(\x03\x12\x14\n\x0cqueued_count\x18\x03 \x01(\x03\x12\x15\n\rrunning_count\x18\x04 \x01(\x03\x12\x31\n\x0epredicted_work\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12 \n\x13\x66orecast_slot_count\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0e\x66orecast_error\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12!\n\x14naive_forecast_error\x18\t \x01(\x01H\x02\x88\x01\x01\x42\x16\n\x14_forecast_slot_countB\x11\n\x0f_forecast_errorB\x17\n\x15_naive_forecast_error\"L\n\x15SetRunnerSlotsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nslot_count\x18\x02 \x01(\x05\x12\x11\n\tautomatic\x18\x03 \x01(\x08\"A\n\x16SetRunnerSlotsResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner\"L\n\x12\x44rainRunnerRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\">\n\x13\x44rainRunnerResponse\x12\'\n\x06runner\x18\x01 \x01(\x0b\x32\x17.fulmen.store.v1.Runner2\xc4\x04\n\x15RunnerRegistryService\x12X\n\x0bListRunners\x12#.fulmen.store.v1.ListRunnersRequest\x1a$.fulmen.store.v1.ListRunnersResponse\x12R\n\tGetRunner\x12!.fulmen.store.v1.GetRunnerRequest\x1a\".fulmen.store.v1.GetRunnerResponse\x12]\n\x0cWatchRunners\x12$.fulmen.store.v1.WatchRunnersRequest\x1a%.fulmen.store.v1.WatchRunnersResponse0\x01\x12\x61\n\x0eGetFleetDemand\x12&.fulmen.store.v1.GetFleetDemandRequest\x1a\'.fulmen.store.v1.GetFleetDemandResponse\x12\x61\n\x0eSetRunnerSlots\x12&.fulmen.store.v1.SetRunnerSlotsRequest\x1a\'.fulmen.store.v1.SetRunnerSlotsResponse\x12X\n\x0b\x44rainRunner\x12#.fulmen.store.v1.DrainRunnerRequest\x1a$.fulmen.store.v1.DrainRunnerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,35 +39,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_RUNNER']._serialized_start=161
-  _globals['_RUNNER']._serialized_end=542
-  _globals['_LISTRUNNERSREQUEST']._serialized_start=544
-  _globals['_LISTRUNNERSREQUEST']._serialized_end=603
-  _globals['_LISTRUNNERSRESPONSE']._serialized_start=605
-  _globals['_LISTRUNNERSRESPONSE']._serialized_end=693
-  _globals['_GETRUNNERREQUEST']._serialized_start=695
-  _globals['_GETRUNNERREQUEST']._serialized_end=727
-  _globals['_GETRUNNERRESPONSE']._serialized_start=729
-  _globals['_GETRUNNERRESPONSE']._serialized_end=789
-  _globals['_WATCHRUNNERSREQUEST']._serialized_start=792
-  _globals['_WATCHRUNNERSREQUEST']._serialized_end=926
-  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_start=881
-  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_end=926
-  _globals['_WATCHRUNNERSRESPONSE']._serialized_start=928
-  _globals['_WATCHRUNNERSRESPONSE']._serialized_end=1036
-  _globals['_GETFLEETDEMANDREQUEST']._serialized_start=1039
-  _globals['_GETFLEETDEMANDREQUEST']._serialized_end=1417
-  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_start=881
-  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_end=926
-  _globals['_GETFLEETDEMANDRESPONSE']._serialized_start=1420
-  _globals['_GETFLEETDEMANDRESPONSE']._serialized_end=1804
-  _globals['_SETRUNNERSLOTSREQUEST']._serialized_start=1806
-  _globals['_SETRUNNERSLOTSREQUEST']._serialized_end=1882
-  _globals['_SETRUNNERSLOTSRESPONSE']._serialized_start=1884
-  _globals['_SETRUNNERSLOTSRESPONSE']._serialized_end=1949
-  _globals['_DRAINRUNNERREQUEST']._serialized_start=1951
-  _globals['_DRAINRUNNERREQUEST']._serialized_end=2027
-  _globals['_DRAINRUNNERRESPONSE']._serialized_start=2029
-  _globals['_DRAINRUNNERRESPONSE']._serialized_end=2091
-  _globals['_RUNNERREGISTRYSERVICE']._serialized_start=2094
-  _globals['_RUNNERREGISTRYSERVICE']._serialized_end=2674
+  _globals['_RUNNER']._serialized_end=599
+  _globals['_RUNNERLOADSAMPLE']._serialized_start=601
+  _globals['_RUNNERLOADSAMPLE']._serialized_end=711
+  _globals['_LISTRUNNERSREQUEST']._serialized_start=713
+  _globals['_LISTRUNNERSREQUEST']._serialized_end=799
+  _globals['_LISTRUNNERSRESPONSE']._serialized_start=801
+  _globals['_LISTRUNNERSRESPONSE']._serialized_end=889
+  _globals['_GETRUNNERREQUEST']._serialized_start=891
+  _globals['_GETRUNNERREQUEST']._serialized_end=923
+  _globals['_GETRUNNERRESPONSE']._serialized_start=925
+  _globals['_GETRUNNERRESPONSE']._serialized_end=985
+  _globals['_WATCHRUNNERSREQUEST']._serialized_start=988
+  _globals['_WATCHRUNNERSREQUEST']._serialized_end=1122
+  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_start=1077
+  _globals['_WATCHRUNNERSREQUEST_LABELSENTRY']._serialized_end=1122
+  _globals['_WATCHRUNNERSRESPONSE']._serialized_start=1124
+  _globals['_WATCHRUNNERSRESPONSE']._serialized_end=1232
+  _globals['_GETFLEETDEMANDREQUEST']._serialized_start=1235
+  _globals['_GETFLEETDEMANDREQUEST']._serialized_end=1613
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_start=1077
+  _globals['_GETFLEETDEMANDREQUEST_LABELSENTRY']._serialized_end=1122
+  _globals['_GETFLEETDEMANDRESPONSE']._serialized_start=1616
+  _globals['_GETFLEETDEMANDRESPONSE']._serialized_end=2000
+  _globals['_SETRUNNERSLOTSREQUEST']._serialized_start=2002
+  _globals['_SETRUNNERSLOTSREQUEST']._serialized_end=2078
+  _globals['_SETRUNNERSLOTSRESPONSE']._serialized_start=2080
+  _globals['_SETRUNNERSLOTSRESPONSE']._serialized_end=2145
+  _globals['_DRAINRUNNERREQUEST']._serialized_start=2147
+  _globals['_DRAINRUNNERREQUEST']._serialized_end=2223
+  _globals['_DRAINRUNNERRESPONSE']._serialized_start=2225
+  _globals['_DRAINRUNNERRESPONSE']._serialized_end=2287
+  _globals['_RUNNERREGISTRYSERVICE']._serialized_start=2290
+  _globals['_RUNNERREGISTRYSERVICE']._serialized_end=2870
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Runner(_message.Message):
-    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time", "attempts", "load", "ended_count", "failed_count", "project", "order", "order_pending")
+    __slots__ = ("name", "info", "running_count", "create_time", "lease_expire_time", "attempts", "load", "ended_count", "failed_count", "project", "order", "order_pending", "load_history")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Runner(_message.Message):
     PROJECT_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ORDER_PENDING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_HISTORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     info: _lease_pb2.RunnerInfo
     running_count: int
@@ -34,15 +35,26 @@ class Runner(_message.Message):
     project: str
     order: _lease_pb2.RunnerOrder
     order_pending: bool
-    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., ended_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., project: _Optional[str] = ..., order: _Optional[_Union[_lease_pb2.RunnerOrder, _Mapping]] = ..., order_pending: bool = ...) -> None: ...
+    load_history: _containers.RepeatedCompositeFieldContainer[RunnerLoadSample]
+    def __init__(self, name: _Optional[str] = ..., info: _Optional[_Union[_lease_pb2.RunnerInfo, _Mapping]] = ..., running_count: _Optional[int] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., lease_expire_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ..., ended_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., project: _Optional[str] = ..., order: _Optional[_Union[_lease_pb2.RunnerOrder, _Mapping]] = ..., order_pending: bool = ..., load_history: _Optional[_Iterable[_Union[RunnerLoadSample, _Mapping]]] = ...) -> None: ...
+
+class RunnerLoadSample(_message.Message):
+    __slots__ = ("minute_time", "load")
+    MINUTE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    minute_time: _timestamp_pb2.Timestamp
+    load: _lease_pb2.RunnerLoad
+    def __init__(self, minute_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., load: _Optional[_Union[_lease_pb2.RunnerLoad, _Mapping]] = ...) -> None: ...
 
 class ListRunnersRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "with_load_history")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WITH_LOAD_HISTORY_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    with_load_history: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., with_load_history: bool = ...) -> None: ...
 
 class ListRunnersResponse(_message.Message):
     __slots__ = ("runners", "next_page_token")

@@ -4,7 +4,18 @@ import { expect, test } from "vitest";
 
 import { QueueSchema } from "../../api/gen/fulmen/store/v1/queue_service_pb";
 import { RunnerSchema } from "../../api/gen/fulmen/store/v1/runner_registry_service_pb";
-import { changed, labelText, loadOf, mean, orderText, runnersWith, Samples, shareOf, slotsOf } from "./fleet";
+import {
+  changed,
+  labelText,
+  lastMinute,
+  loadOf,
+  mean,
+  minutesOf,
+  orderText,
+  runnersWith,
+  shareOf,
+  slotsOf,
+} from "./fleet";
 
 const runner = (name: string, init: Omit<MessageInitShape<typeof RunnerSchema>, "$typeName"> = {}) =>
   create(RunnerSchema, { name, info: { labels: { gpu: "h200" }, slotCount: 4 }, ...init });
@@ -57,16 +68,18 @@ test("a load that was not measured is unknown, not zero", () => {
   expect(mean([undefined])).toBeUndefined();
 });
 
-test("samples end at now for all, and leave with their runner", () => {
-  const samples = new Samples(3);
-  const busy = runner("a", { load: { cpuRatio: 1 } });
-  samples.take([busy]);
-  samples.take([busy, runner("b", { load: { cpuRatio: 0.5 } })]);
-  expect(samples.of("b", "cpu")).toEqual([undefined, 0.5]);
-  samples.take([busy]);
-  samples.take([busy]);
-  expect(samples.of("a", "cpu")).toEqual([1, 1, 1]);
-  expect(samples.of("b", "cpu")).toEqual([]);
+test("minutes end at the last of all runners, and one in which nothing was told stays empty", () => {
+  const at = (minute: number, cpuRatio: number) => ({
+    minuteTime: { seconds: BigInt(minute * 60) },
+    load: { cpuRatio },
+  });
+  const steady = runner("a", { loadHistory: [at(96, 0.9), at(97, 0.1), at(99, 0.3), at(100, 0.4)] });
+  const late = runner("b", { loadHistory: [at(99, 1)] });
+  expect(lastMinute([late, steady, runner("c")])).toBe(100);
+  expect(minutesOf(steady, "cpu", 100, 4)).toEqual([0.1, undefined, 0.3, 0.4]);
+  expect(minutesOf(late, "cpu", 100, 4)).toEqual([undefined, undefined, 1, undefined]);
+  expect(minutesOf(late, "slots", 100, 2)).toEqual([undefined, undefined]);
+  expect(lastMinute([])).toBe(0);
 });
 
 test("changes of the fleet are taken in order", () => {

@@ -1,7 +1,8 @@
 // What is computed of queues and runners.
 
+import type { RunnerLoad } from "../../api/gen/fulmen/store/v1/lease_pb";
 import type { Queue } from "../../api/gen/fulmen/store/v1/queue_service_pb";
-import type { Runner } from "../../api/gen/fulmen/store/v1/runner_registry_service_pb";
+import type { Runner, RunnerLoadSample } from "../../api/gen/fulmen/store/v1/runner_registry_service_pb";
 
 type Labels = Record<string, string>;
 
@@ -47,12 +48,17 @@ export function orderText(runner: Runner): string {
 export type Measure = "slots" | "cpu" | "memory" | "gpu";
 
 export function loadOf(runner: Runner, measure: Measure): number | undefined {
-  const { load } = runner;
-  if (measure === "slots") {
-    const { used, limit } = slotsOf(runner);
-    return limit ? Math.min(1, used / limit) : undefined;
-  }
+  if (measure !== "slots") return ratioOf(runner.load, measure);
+  const { used, limit } = slotsOf(runner);
+  return limit ? Math.min(1, used / limit) : undefined;
+}
+
+function ratioOf(load: RunnerLoad | undefined, measure: Measure): number | undefined {
   if (!load) return undefined;
+  if (measure === "slots") {
+    const slots = load.slots;
+    return slots?.limitCount ? Math.min(1, slots.inUseCount / slots.limitCount) : undefined;
+  }
   if (measure === "cpu") return load.cpuRatio;
   if (measure === "memory")
     return load.memoryLimitBytes ? Number(load.memoryBytes) / Number(load.memoryLimitBytes) : undefined;
@@ -61,32 +67,26 @@ export function loadOf(runner: Runner, measure: Measure): number | undefined {
     : undefined;
 }
 
-/** The last samples of all runners, by name. */
-export class Samples {
-  #rows = new Map<string, (Record<Measure, number | undefined> | undefined)[]>();
-  #taken = 0;
+const minuteOf = (sample: RunnerLoadSample) => Number(sample.minuteTime?.seconds ?? 0) / 60;
 
-  constructor(readonly limit: number) {}
+/** The last minute in which any of the runners told its load, counted from 1970; by the store's clock. */
+export function lastMinute(runners: Runner[]): number {
+  return Math.max(0, ...runners.map(({ loadHistory }) => (loadHistory.length ? minuteOf(loadHistory.at(-1)!) : 0)));
+}
 
-  /** Takes a sample of each runner; those that are gone lose their samples. */
-  take(runners: Runner[]): void {
-    const next = new Map<string, (Record<Measure, number | undefined> | undefined)[]>();
-    for (const each of runners) {
-      const old =
-        this.#rows.get(each.name) ?? new Array<undefined>(Math.min(this.#taken, this.limit - 1)).fill(undefined);
-      const sample = Object.fromEntries(
-        (["slots", "cpu", "memory", "gpu"] as const).map((measure) => [measure, loadOf(each, measure)]),
-      ) as Record<Measure, number | undefined>;
-      next.set(each.name, [...old, sample].slice(-this.limit));
-    }
-    this.#rows = next;
-    this.#taken += 1;
+/** What a runner told in each of the `count` minutes that end with `last`, oldest first; undefined where it told nothing. */
+export function minutesOf(
+  { loadHistory }: Runner,
+  measure: Measure,
+  last: number,
+  count: number,
+): (number | undefined)[] {
+  const values = new Array<number | undefined>(count).fill(undefined);
+  for (const sample of loadHistory) {
+    const at = minuteOf(sample) - last + count - 1;
+    if (at >= 0 && at < count) values[at] = ratioOf(sample.load, measure);
   }
-
-  /** The samples of a runner, oldest first; undefined where it was not there, or did not tell. */
-  of(name: string, measure: Measure): (number | undefined)[] {
-    return (this.#rows.get(name) ?? []).map((sample) => sample?.[measure]);
-  }
+  return values;
 }
 
 /** Mean of what is known. */

@@ -37,7 +37,7 @@ export function numberIn(counted: CountRolloutsResponse | undefined, states: Rol
 }
 
 /** Yields the matching rollouts, newest first. */
-async function* listed({ project, filter }: Matching, states: RolloutState[] = []): AsyncGenerator<Rollout[]> {
+export async function* listed({ project, filter }: Matching, states: RolloutState[] = []): AsyncGenerator<Rollout[]> {
   let pageToken = "";
   do {
     const page = await client(RolloutService).listRollouts({ project, filter, states, pageSize: PART, pageToken });
@@ -129,7 +129,10 @@ export function lineOf(rollout: Rollout, texts?: Texts): string {
   return `${JSON.stringify({ ...shown, ...texts })}\n`;
 }
 
-async function textsOf({ name, endedAttemptCount }: Rollout): Promise<Texts> {
+export async function textsOf({
+  name,
+  endedAttemptCount,
+}: Pick<Rollout, "name" | "endedAttemptCount">): Promise<Texts> {
   const [{ rollout }, { attempts }] = await Promise.all([
     client(RolloutService).getRollout({ name }),
     endedAttemptCount ? client(RolloutService).listAttempts({ parent: name, pageSize: 64 }) : { attempts: [] },

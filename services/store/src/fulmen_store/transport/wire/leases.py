@@ -137,6 +137,11 @@ def runner_of(view: RunnerView) -> registry_pb.Runner:
     load = read_column(lease_pb2.RunnerLoad, view.load, max_bytes=MAX_LOAD_BYTES)
     if load is not None:
         runner.load.CopyFrom(load)
+    for minute, packed in view.load_history:
+        past = read_column(lease_pb2.RunnerLoad, packed, max_bytes=MAX_LOAD_BYTES)
+        if past is not None:
+            sample = runner.load_history.add(load=past)
+            sample.minute_time.FromDatetime(minute)
     runner.project, runner.order_pending = view.project, view.is_order_pending
     if view.order is not None:
         runner.order.CopyFrom(order_message(view.order))
