@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RunSettings, summary
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RunSettings
+from fulmen_algorithm.runs.describing import summary
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "sdk/python/src/fulmen/training"

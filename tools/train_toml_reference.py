@@ -18,7 +18,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RunSettings, attributes, setting_texts, summary
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry, RunSettings
+from fulmen_algorithm.runs.describing import attributes, setting_texts, summary
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, SCHEMA = DOCS / "train-toml.md", DOCS / "train.schema.json"

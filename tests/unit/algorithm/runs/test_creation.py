@@ -349,7 +349,9 @@ async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines
     )
 
 
-async def test_a_model_whose_matrices_cannot_be_split_as_asked_is_refused_with_every_reason(world, grpo_draft, tmp_path):
+async def test_a_model_whose_matrices_cannot_be_split_as_asked_is_refused_with_every_reason(
+    world, grpo_draft, tmp_path
+):
     config = {"model_type": "gpt2", "num_attention_heads": 3}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = {**json.loads(grpo_draft.settings_json), "parallel": {"kind": "ddp", "ranks": 2, "tensor": 2}}

@@ -6,7 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from fulmen_algorithm.algorithms.registry import load_registry
-from fulmen_algorithm.runs.algorithm import setting_texts, summary
+from fulmen_algorithm.runs.describing import setting_texts, summary
 
 REGISTRY = load_registry()
 

@@ -129,7 +129,9 @@ class PolicyModel:
         tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         by_name = has_names_of(Path(model_dir), model)
         if tensor_mesh is not None and not by_name:
-            raise SplitUnsupported("Files that name tensors otherwise than the model does are not read in split matrices.")
+            raise SplitUnsupported(
+                "Files that name tensors otherwise than the model does are not read in split matrices."
+            )
         return cls(model, tokenizer, lora=lora, by_name=by_name)
 
     def prepare(self, compute: ComputeSettings, ranks: Ranks) -> None:

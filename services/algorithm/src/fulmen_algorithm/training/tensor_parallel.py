@@ -30,9 +30,7 @@ TENSOR = "tensor"
 _STYLES: Mapping[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
 
 
-def load_split(
-    model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelForCausalLM, **options: Any
-) -> Any:
+def load_split(model_dir: Path | str, mesh: DeviceMesh, *, kind: Any = AutoModelForCausalLM, **options: Any) -> Any:
     """Loads a model in float32 of which this rank has its part of each matrix that the plan splits; see `load_part`."""
     found: Any = load_placed(model_dir, partial(_split, mesh=mesh), kind=kind, **options)
     model: PreTrainedModel = found[0] if isinstance(found, tuple) else found
@@ -94,7 +92,6 @@ def split_norm(gradients: Iterable[Tensor], copy: Ranks, ranks: Ranks) -> float:
 
 def scale_to(gradients: Sequence[Tensor], norm: float, max_norm: float) -> None:
     """Scales gradients of this norm down to another one, in place."""
-    factor = min(1.0, max_norm / (norm + 1e-6)) if norm == norm else norm  # noqa: PLR0124  (NaN stays NaN)
+    factor = min(1.0, max_norm / (norm + 1e-6)) if norm == norm else norm
     for gradient in gradients:
         local(gradient).mul_(factor)
-

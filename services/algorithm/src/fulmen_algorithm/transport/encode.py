@@ -14,8 +14,9 @@ from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
 from fulmen.ids import DEFAULT_PROJECT
 from fulmen_algorithm.clients.run_history import rewards_message
 from fulmen_algorithm.persistence.checkpoints import Checkpoint
-from fulmen_algorithm.runs.algorithm import AlgorithmEntry, setting_texts, summary
+from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.creation.rules import RunDraft
+from fulmen_algorithm.runs.describing import setting_texts, summary
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec, TrainingRun
 

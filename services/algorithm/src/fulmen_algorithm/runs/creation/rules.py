@@ -37,8 +37,8 @@ from fulmen_algorithm.runs.creation.policies import (
     place_problems,
     version_problems,
 )
-from fulmen_algorithm.runs.creation.reward_models import reward_model_problems
 from fulmen_algorithm.runs.creation.replay_problems import replay_problems
+from fulmen_algorithm.runs.creation.reward_models import reward_model_problems
 from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
