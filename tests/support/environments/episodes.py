@@ -94,7 +94,7 @@ async def scored_by(
     slots: int = SLOTS,
 ) -> Scored:
     """Runs an agent on tasks; `spec` makes its specification of the name of its bundle."""
-    agent = await stage.publish("agent", spec(await stage._publish("bundle", bundle)))
+    agent = await stage.publish("agent", spec(await stage.publish("bundle", bundle)))
     made = rollouts_of(agent, [dict(task) for task in tasks], max_attempts=1, timeout_s=ATTEMPT_S)
     async with stage.runner(OWN_PYTHON, slots=slots):
         request = rollout_service_pb2.BatchCreateRolloutsRequest(rollouts=made)
