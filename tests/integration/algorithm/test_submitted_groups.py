@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from fulmen.errors import RunLeaseLost
+from fulmen.errors import QuotaExceeded, RunLeaseLost
 from fulmen.rpc.channel import FulmenChannel, open_channel
+from fulmen.store.v1 import project_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_algorithm.clients import store as clients
 from fulmen_algorithm.clients.patience import Patience
@@ -21,27 +22,33 @@ from fulmen_service_kit.security.tokens import Role
 from tests.support.store.running import StoreHandle, Stubs
 
 RUN = "projects/default/trainingRuns/one"
+# As long as names may be.
+PROJECT = f"projects/{'p' * 63}"
+LONG_RUN = f"{PROJECT}/trainingRuns/{'r' * 63}"
 SIZE = 4
 
 
 class Lives:
     """A run at a store, and its lives: each has an epoch of its own."""
 
-    def __init__(self, channel: FulmenChannel) -> None:
+    def __init__(self, channel: FulmenChannel, run: str = RUN) -> None:
         self.channel = channel
+        self.run = run
+        self.notices: list[str] = []
         self.leases = StoreRunLeases(channel, owner="a", storage="s", address=lambda: "a:1", ttl_s=60)
 
-    async def next(self) -> StoreQueue:
-        epoch = await self.leases.acquire(RUN, after_epoch=0, for_change=False)
+    async def next(self, *, limit_s: float = 10) -> StoreQueue:
+        epoch = await self.leases.acquire(self.run, after_epoch=0, for_change=False)
         request = RolloutRequest(
-            project="projects/default",
-            training_run=RUN,
+            project=self.run.partition("/trainingRuns/")[0],
+            training_run=self.run,
             agent="",
             attempt_timeout_s=60,
             max_attempts=1,
-            fence=RunFence(training_run=RUN, epoch=epoch),
+            fence=RunFence(training_run=self.run, epoch=epoch),
         )
-        return StoreQueue(self.channel, request, Patience(service="store", notify=lambda *_: None, limit_s=10))
+        patience = Patience(service="store", notify=lambda _, text: self.notices.append(text), limit_s=limit_s)
+        return StoreQueue(self.channel, request, patience)
 
 
 @pytest.fixture
@@ -61,6 +68,14 @@ async def stored(stubs: Stubs) -> list[str]:
     page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run=RUN, page_size=1000))
     assert not page.next_page_token
     return [rollout.group_id for rollout in reversed(page.rollouts)]
+
+
+async def allow_queued(stubs: Stubs, count: int) -> None:
+    """Limits how many rollouts of the project may wait."""
+    name = "projects/default"
+    read = (await stubs.projects.GetProject(project_service_pb2.GetProjectRequest(name=name))).project
+    changed = project_service_pb2.Project(name=name, etag=read.etag, max_queued=count)
+    await stubs.projects.UpdateProject(project_service_pb2.UpdateProjectRequest(project=changed))
 
 
 def whole(*indices: int) -> list[str]:
@@ -97,6 +112,43 @@ async def test_a_request_has_a_bounded_number_of_rollouts_and_bytes(
     await queue.submit(groups(12, 13, task=b'"' + b"x" * 998 + b'"'))
     assert await requests(database_url) == 8
     assert await stored(stubs) == whole(*range(14))
+
+
+async def test_a_full_queue_is_waited_for_and_takes_the_groups_in_their_order(lives: Lives, stubs: Stubs):
+    await allow_queued(stubs, 2 * SIZE)
+    queue = await lives.next()
+    submitting = asyncio.create_task(queue.submit(groups(0, 1, 2, 3)))
+    gone: set[str] = set()
+    while not submitting.done():
+        page = await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(training_run=RUN, page_size=1000))
+        if lives.notices and (oldest := [each.name for each in page.rollouts if each.name not in gone][-SIZE:]):
+            await stubs.rollouts.CancelRollouts(pb.CancelRolloutsRequest(names=oldest))
+            gone.update(oldest)
+        await asyncio.sleep(0.1)
+    await submitting
+    assert await stored(stubs) == whole(0, 1, 2, 3)
+    assert all("waits for room in the queue" in notice for notice in lives.notices)
+
+
+async def test_a_group_that_no_queue_of_the_project_can_hold_is_refused_with_the_reason(lives: Lives, stubs: Stubs):
+    await allow_queued(stubs, SIZE - 1)
+    queue = await lives.next(limit_s=1)
+    with pytest.raises(QuotaExceeded, match="quota of waiting rollouts"):
+        await queue.submit(groups(0))
+    assert await stored(stubs) == []
+
+
+async def test_a_run_with_the_longest_names_submits_its_groups(store: StoreHandle, stubs: Stubs):
+    await stubs.projects.CreateProject(
+        project_service_pb2.CreateProjectRequest(project=project_service_pb2.Project(name=PROJECT))
+    )
+    token = store.token(Role.SERVICE, project="projects/*")
+    async with open_channel(store.target, token=token) as channel:
+        lives = Lives(channel, LONG_RUN)
+        await lives.leases.create([RunRecord(training_run=LONG_RUN, policy="p", record=b"r")], request_id="")
+        queue = await lives.next()
+        await queue.submit(groups(10_000_000, 10_000_001))
+        assert await queue.known_train_groups(below=0, branch=0) == {10_000_000, 10_000_001}
 
 
 async def test_a_repeated_request_creates_nothing_twice(lives: Lives, stubs: Stubs):

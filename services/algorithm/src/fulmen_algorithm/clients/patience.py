@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fulmen_algorithm.runs.failure import AWAY
 
-__all__ = ["AWAY", "Notify", "Outage", "Patience"]
+__all__ = ["AWAY", "FIRST_WAIT_S", "Notify", "Outage", "Patience"]
 
 Result = TypeVar("Result")
 Notify = Callable[[str, str], None]

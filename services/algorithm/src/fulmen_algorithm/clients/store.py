@@ -1,6 +1,7 @@
 """The store as one run sees it: queue, feed, spans and resources."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +10,7 @@ from typing import TypeVar
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
-from fulmen.errors import InternalError
+from fulmen.errors import InternalError, QuotaExceeded
 from fulmen.ids import parse_rollout_name, uuid7_unix_ms
 from fulmen.rpc.channel import FulmenChannel, ResponseStream
 from fulmen.rpc.resource_contents import read_resources
@@ -26,7 +27,7 @@ from fulmen.store.v1.rollout_service_pb2_grpc import RolloutServiceStub
 from fulmen.store.v1.span_pb2 import SpanChunk
 from fulmen.store.v1.span_service_pb2_grpc import SpanServiceStub
 from fulmen_algorithm.clients.decode import FeedGroups, rollout_trajectory
-from fulmen_algorithm.clients.patience import AWAY, Outage, Patience
+from fulmen_algorithm.clients.patience import AWAY, FIRST_WAIT_S, Outage, Patience
 from fulmen_algorithm.rollouts.groups import FinishedGroup, GroupSpec, Mode, of_branch, train_index
 from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory
 from fulmen_algorithm.runs.ports import Content, RunFence
@@ -99,13 +100,30 @@ class StoreQueue:
             await self._create(chunk, chunk[0].group_id)
 
     async def _create(self, groups: Sequence[GroupSpec], request: str) -> None:
-        request_id = f"{self._request.training_run}/{request}"
+        """Creates groups, all or none; in a full queue one after another, as there is room."""
         message = rollout_service_pb2.BatchCreateRolloutsRequest(
             rollouts=[self._rollout(group) for group in groups for _ in range(group.size)],
-            request_id=request_id,
+            # Request ids are a project's own, and shorter than the longest name of a run.
+            request_id=f"{self._request.training_run.rpartition('/')[2]}/{request}",
             run_fence=_fence(self._request.fence),
         )
-        await self._patience.call(lambda: self._rollouts.BatchCreateRollouts(message, timeout=CALL_DEADLINE_S))
+        full_since: float | None = None
+        while True:
+            try:
+                await self._patience.call(lambda: self._rollouts.BatchCreateRollouts(message, timeout=CALL_DEADLINE_S))
+            except QuotaExceeded as error:
+                if len(groups) > 1:
+                    for group in groups:
+                        await self._create([group], group.group_id)
+                    return
+                if full_since is None:
+                    full_since = time.monotonic()
+                    self._patience.notify("warning", f"The run waits for room in the queue: {error.message}")
+                if time.monotonic() - full_since > self._patience.limit_s:
+                    raise
+                await asyncio.sleep(error.retry_after_s or FIRST_WAIT_S)
+            else:
+                return
 
     def _rollout(self, group: GroupSpec) -> rollout_pb2.Rollout:
         timeout = Duration()
