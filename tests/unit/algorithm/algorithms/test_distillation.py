@@ -149,6 +149,8 @@ async def test_groups_of_equal_rewards_train_by_their_teacher(world, grpo_draft,
 
 @pytest.mark.parametrize("weights", ["initial", "present"])
 async def test_the_policy_itself_with_a_hint_is_a_teacher(weights, world, grpo_draft, carry_out):
+    # Every step takes the four groups that were submitted for it.
+    world.in_order = True
     tasks = [{"question": f"{i}+1=", **({"solution": "1" * 9} if i % 2 else {})} for i in range(4)]
     world.add_resource("resources/dataset.train", "\n".join(map(json.dumps, tasks)).encode())
     draft = with_settings(

@@ -90,7 +90,8 @@ async def judge_of_stored_groups(world: World, draft: RunDraft, carry_out) -> No
 async def test_a_policy_that_is_trained_on_scores_alone_gives_better_answers(
     world, sft_draft, grpo_draft, carry_out, tiny_model, tmp_path
 ):
-    world.answer_tokens, world.reward_of = 5, lambda _: 0.0
+    # In order, as the store hands them out: no rollout is older than it need be.
+    world.answer_tokens, world.reward_of, world.in_order = 5, lambda _: 0.0, True
     await judge_of_stored_groups(world, sft_draft, carry_out)
     draft = with_settings(
         grpo_draft, steps=12, group_size=8, prompts_per_step=4, minibatches=1, learning_rate=0.02, warmup_steps=0,

@@ -12,7 +12,7 @@ from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import Crashes, World
 from tests.support.algorithm.run_service import WAIT_S, Service, created, live, made_world, service_at, until, working
 
-KILLED_AT = (3, 12, 9, 11, 7)
+KILLED_AT = (3, 7, 6, 4, 5)
 
 
 def fixed_world() -> World:
