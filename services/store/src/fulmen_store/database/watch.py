@@ -26,6 +26,7 @@ PROBE_LIMIT_S: Final = 2.0
 # Between two probes, even if every statement fails.
 MIN_PAUSE_S: Final = 0.1
 RETRY_PAUSE_S: Final = 0.2
+PROBES: Final = 3
 
 _log = structlog.get_logger()
 
@@ -109,22 +110,20 @@ class DatabaseWatch:
         Raises:
             DatabaseUnavailable: If none of them is answered.
         """
-        if self._own is not None:
+        for left in reversed(range(PROBES)):
+            is_new = self._own is None
             try:
                 await self._ask()
-            except DatabaseUnavailable:
-                # Perhaps only this connection was ended.
-                pass
-            else:
-                return
-        try:
-            await self._ask()
-        except DatabaseUnavailable as error:
-            if not isinstance(error.__cause__, asyncpg.TooManyConnectionsError):
-                raise
-            with mapped_errors():
-                async with asyncio.timeout(PROBE_LIMIT_S):
-                    await self._database.look()
+            except DatabaseUnavailable as error:
+                # Perhaps only this connection was ended, as an administrator does; a server that is gone accepts no new one.
+                if left and (not is_new or isinstance(error.__cause__, asyncpg.ConnectionDoesNotExistError)):
+                    continue
+                if not isinstance(error.__cause__, asyncpg.TooManyConnectionsError):
+                    raise
+                with mapped_errors():
+                    async with asyncio.timeout(PROBE_LIMIT_S):
+                        await self._database.look()
+            return
 
     async def _ask(self) -> None:
         try:
