@@ -78,7 +78,22 @@ def lines_of_task(task: Task, *, short: bool) -> list[Line]:
     learned: dict[str, dict[int, Learned]] = {}
     for cell, one in trained:
         learned.setdefault(cell.case.name, {})[cell.seed] = one
-    return lines_of([case for case in CASES if case.task is task], learned)
+    return lines_of([case for case in CASES if case.task is task], learned, distances_of([cell for cell, _ in trained]))
+
+
+def distances_of(cells: Sequence[Cell]) -> dict[str, list[float]]:
+    """Returns how far the weights of cells ended from those of their dense case with the same seed, by name of the case."""
+    dense = {(cell.case.name, cell.seed): cell for cell in cells if not cell.case.dense}
+    found: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.case.task is not Task.TEXT or not cell.case.dense:
+            continue
+        ended, dense_ended = store.read_weights(cell), store.read_weights(dense[cell.case.dense, cell.seed])
+        if ended is not None and dense_ended is not None:
+            from benchmarks.exchange.convergence.text import distance  # it loads torch
+
+            found.setdefault(cell.case.name, []).append(distance(cell, ended, dense_ended))
+    return found
 
 
 def write(folder: Path, *, short: bool, document: Path | None) -> list[outcome.Claim]:

@@ -132,6 +132,8 @@ class Learned:
         held_out: Share of held-out tasks that are right at the end; None where `final` is of what is held out.
         events: When compression was switched off and on again, as the run was told.
         seconds: Wall time.
+        weights: Of the model at the end, all of them one after another, float32; None on arithmetic, and where they are
+            not read.
     """
 
     final: float
@@ -141,6 +143,7 @@ class Learned:
     held_out: float | None = None
     events: Sequence[str] = ()
     seconds: float = field(default=0.0, compare=False)
+    weights: bytes | None = field(default=None, compare=False, repr=False)
 
 
 def switches(events: Iterable[str]) -> tuple[str, ...]:

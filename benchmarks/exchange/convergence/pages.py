@@ -33,8 +33,8 @@ def _task(task: Task, lines: Sequence[Line]) -> list[str]:
             f"`{dense.case.name}`, {dense.case.ranks} ranks: {dense.final:.4f}{spread}; {_bytes(dense)} bytes of a rank in each step.",
             "",
             f"| exchange | rate | {FINALS[task]} | worse by | in spreads | verdict | bytes of a step | ratio, whole run |"
-            " ratio, second half |",
-            "|---|---|---|---|---|---|---|---|---|",
+            " ratio, second half | distance |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *(_line(line) for line in lines if line.case.dense == dense.case.name),
             "",
         ]
@@ -50,6 +50,7 @@ def _line(line: Line) -> str:
     if verdict is not None:
         beside = [f"{verdict.worse_by:+.4f}", f"{verdict.spreads:+.1f}", verdict.text(UNITS[case.task])]
     cells = [name, f"{case.rate:g}", final, *beside, _bytes(line), f"{line.ratio:.1f}x", f"{line.late_ratio:.1f}x"]
+    cells.append("" if line.distance is None else f"{line.distance:.2f}")
     return f"| {' | '.join(cells)} |"
 
 

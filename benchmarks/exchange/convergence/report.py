@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks import outcome
@@ -27,6 +28,8 @@ class Line:
         verdict: Beside its dense case; None of a dense one, and where that has no spread.
         ratio: Bytes that its dense case sends for each byte of its own, over the whole run.
         late_ratio: The same of the second half, when ratios have grown.
+        distance: How far its weights end from those of its dense case with the same seed, by how far these went, in the
+            mean over the seeds: ||W_c - W|| / ||W - W_0||; None of a dense one, and where weights were not kept.
     """
 
     case: Case
@@ -35,6 +38,7 @@ class Line:
     verdict: Verdict | None
     ratio: float
     late_ratio: float
+    distance: float | None = None
 
     @property
     def final(self) -> float:
@@ -42,17 +46,22 @@ class Line:
         return fmean(one.final for one in self.learned.values())
 
 
-def lines_of(cases: Sequence[Case], learned: Mapping[str, Mapping[int, Learned]]) -> list[Line]:
+def lines_of(
+    cases: Sequence[Case],
+    learned: Mapping[str, Mapping[int, Learned]],
+    distances: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> list[Line]:
     """Makes the lines of a task.
 
     Args:
         cases: Of one task, the dense ones among them.
         learned: By name of the case and seed.
+        distances: From the weights of the dense case, by name of the case, of each seed.
     """
-    return [_line(case, learned) for case in cases]
+    return [_line(case, learned, distances.get(case.name, ())) for case in cases]
 
 
-def _line(case: Case, learned: Mapping[str, Mapping[int, Learned]]) -> Line:
+def _line(case: Case, learned: Mapping[str, Mapping[int, Learned]], distances: Sequence[float]) -> Line:
     own, dense = learned[case.name], learned[case.dense or case.name]
     finals = {seed: one.final for seed, one in own.items()}
     of_dense = {seed: one.final for seed, one in dense.items()}
@@ -66,6 +75,7 @@ def _line(case: Case, learned: Mapping[str, Mapping[int, Learned]]) -> Line:
         verdict=verdict,
         ratio=_mean(dense, lambda one: one.sent_bytes) / _mean(own, lambda one: one.sent_bytes),
         late_ratio=_mean(dense, lambda one: one.late_sent_bytes) / _mean(own, lambda one: one.late_sent_bytes),
+        distance=fmean(distances) if distances else None,
     )
 
 

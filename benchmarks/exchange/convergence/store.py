@@ -14,6 +14,7 @@ from benchmarks.exchange.convergence.cases import Cell, Learned, Task
 from benchmarks.train.stand import ROOT, say
 
 FOLDER = ROOT / ".fulmen" / "bench-convergence"
+WEIGHTS = ".weights"
 
 
 def read(cell: Cell, folder: Path = FOLDER) -> Learned | None:
@@ -30,9 +31,18 @@ def write(cell: Cell, learned: Learned, folder: Path = FOLDER) -> None:
     """Stores the results of a cell atomically."""
     file = folder / cell.file
     file.parent.mkdir(parents=True, exist_ok=True)
+    values = asdict(learned)
+    if (weights := values.pop("weights")) is not None:
+        file.with_suffix(WEIGHTS).write_bytes(weights)
     part = file.with_suffix(".part")
-    part.write_text(json.dumps(asdict(learned)) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(values) + "\n", encoding="utf-8")
     part.replace(file)
+
+
+def read_weights(cell: Cell, folder: Path = FOLDER) -> bytes | None:
+    """Returns the weights that a cell ended with; None if they were not kept."""
+    file = (folder / cell.file).with_suffix(WEIGHTS)
+    return file.read_bytes() if file.exists() else None
 
 
 def train(cell: Cell) -> Learned:

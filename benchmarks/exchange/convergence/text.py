@@ -127,7 +127,7 @@ def train(cell: Cell) -> Learned:
     began = perf_counter()
     texts()  # before threads ask for it
     found = on_ranks(RANKS, lambda meeting, rank: _train_rank(cell, meeting, rank))
-    weights = {one.weights for one in found}
+    weights = {hashlib.sha256(one.weights).hexdigest() for one in found}
     assert len(weights) == 1, f"{cell.case.name}: the ranks hold different weights"
     first, sent = found[0], [fmean(steps) for steps in zip(*(one.sent_bytes for one in found), strict=True)]
     return Learned(
@@ -137,7 +137,26 @@ def train(cell: Cell) -> Learned:
         late_sent_bytes=fmean(sent[len(sent) // 2 :]),
         events=switches(first.events),
         seconds=round(perf_counter() - began, 1),
+        weights=first.weights,
     )
+
+
+def distance(cell: Cell, weights: bytes, dense: bytes) -> float:
+    """Returns how far weights ended from those of dense training, by how far that went: ||W_c - W|| / ||W - W_0||.
+
+    Args:
+        cell: Whose first weights both began with.
+        weights: W_c, float32.
+        dense: W, float32.
+    """
+    first = flat(model_of(cell.seed)).double()
+    ended, dense_ended = (torch.frombuffer(bytearray(each), dtype=torch.float32).double() for each in (weights, dense))
+    return float((ended - dense_ended).norm() / (dense_ended - first).norm())
+
+
+def flat(model: LlamaForCausalLM) -> Tensor:
+    """Returns all weights, one after another: float32 [n]."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +164,13 @@ class _Rank:
     """What a rank ends with.
 
     Attributes:
-        weights: A digest of them.
+        weights: All of them, one after another, float32.
         curve: Steps, and the loss on held-out text then; of rank 0 alone.
         sent_bytes: In each step.
         events: Of its exchanges.
     """
 
-    weights: str
+    weights: bytes
     curve: list[tuple[int, float]]
     sent_bytes: list[int]
     events: list[str]
@@ -186,6 +205,5 @@ def _train_rank(cell: Cell, meeting: Meeting, rank: int) -> _Rank:
         events += reducer.drain().events
         if rank == 0 and (step + 1) % size.every == 0:
             curve.append((step + 1, held_out_loss(model)))
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in parameters.values())).hexdigest()
     moved = [after - before for before, after in pairwise(sent)]
-    return _Rank(weights=digest, curve=curve, sent_bytes=moved, events=events)
+    return _Rank(weights=flat(model).numpy().tobytes(), curve=curve, sent_bytes=moved, events=events)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from statistics import stdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,6 +117,9 @@ def test_a_finished_cell_is_read_back_and_not_trained_again(tmp_path: Any) -> No
     store.write(cell, found, tmp_path)
     store.complete([cell], processes=1, folder=tmp_path)
     assert store.read(cell, tmp_path) == found
+    assert store.read_weights(cell, tmp_path) is None
+    store.write(cell, replace(found, weights=b"weights"), tmp_path)
+    assert store.read_weights(cell, tmp_path) == b"weights"
 
 
 def test_every_case_is_held_against_a_dense_one_with_the_same_optimiser_and_no_setting_was_chosen_on_its_seeds() -> (
@@ -222,3 +226,9 @@ def test_a_dense_run_of_ranks_is_that_of_one_process_on_all_their_lines() -> Non
     weights = sum(p.numel() for p in model.parameters())
     assert found.sent_bytes == pytest.approx(2 * 3 / 4 * 4 * weights, rel=1e-3)
     assert found.final == found.curve[-1][1]
+    # The norms are those of numpy; the first weights are the seed's.
+    assert found.weights is not None
+    first, ended = text.flat(text.model_of(5)).numpy(), np.frombuffer(found.weights, dtype=np.float32)
+    assert ended == pytest.approx(text.flat(model).numpy(), abs=1e-4)
+    other = (ended + 0.25 * np.linalg.norm(ended - first) * np.eye(1, len(ended))[0]).astype(np.float32)
+    assert text.distance(cell, other.tobytes(), found.weights) == pytest.approx(0.25, rel=1e-3)
