@@ -56,6 +56,21 @@ for (const [hours, text] of [
     await expect(page.getByRole("row").filter({ hasText: later }).locator("time").first()).toHaveText(/^(just now|\d+ s ago|[1-9] min ago)$/);
   });
 
+test("what is made after the list was read and before its stream begins is shown", async ({ page, open }) => {
+  let release = () => {};
+  const held = new Promise<void>((resolve) => (release = resolve));
+  await page.route("**/WatchRolloutChanges", async (route) => {
+    await held;
+    await route.continue();
+  });
+  await open(LIST);
+  await expect(page.getByRole("table", { name: "Rollouts" })).toBeVisible();
+  const text = `in between ${Math.random()}`;
+  await created(text);
+  release();
+  await expect(page.getByText(text).first()).toBeVisible();
+});
+
 test("a store that is killed is named, and the pages heal when it is back", async ({ open }) => {
   const page = await open("projects/default");
   const services = page.getByRole("region", { name: "Services" });
