@@ -100,10 +100,11 @@ async def test_a_download_that_is_ended_keeps_the_files_that_were_finished(hub, 
     hub.held[last] = Event()
     task = asyncio.create_task(models().fetched(f"hf:{NAME}", Notices()))
 
-    async def others_are_there() -> bool:
-        return all([*(tmp_path / "cache").rglob(f"snapshots/*/{name}")] for name in others)
+    async def only_the_last_is_missing() -> bool:
+        there = all([*(tmp_path / "cache").rglob(f"snapshots/*/{name}")] for name in others)
+        return there and last in hub.files_asked()
 
-    await eventually(others_are_there, what="the other files are taken")
+    await eventually(only_the_last_is_missing, what="the last file is asked for, and the others are taken")
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
