@@ -14,6 +14,7 @@ from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState
 from fulmen_algorithm.training.rows import row_from_completion
 from tests.support.algorithm.model_services import World
+from tests.support.algorithm.preferences import add_preferences, preference
 from tests.support.algorithm.run_service import created, kills, notices, with_settings
 
 OTHER = "projects/default/trainingRuns/other"
@@ -25,20 +26,8 @@ LEARNS = {
 }  # fmt: skip
 
 
-def preference(number: int) -> dict[str, object]:
-    """Prefers the short answer to the same question twice over."""
-    question = f"{number % 10}+{number // 10}="
-    right = str(number % 10 + number // 10)
-    return {
-        "prompt": [{"role": "user", "content": question}],
-        "chosen": [{"role": "assistant", "content": right}],
-        "rejected": [{"role": "assistant", "content": f"{right}{right}"}],
-    }
-
-
 def pairs_draft(draft: RunDraft, world: World, **settings: object) -> RunDraft:
-    lines = "\n".join(json.dumps(preference(number)) for number in range(PAIRS))
-    name = world.add_resource("resources/dataset.preferences", lines.encode())
+    name = add_preferences(world, PAIRS)
     return replace(draft, inputs={"preferences": name}, settings_json=json.dumps({**LEARNS, **settings}))
 
 

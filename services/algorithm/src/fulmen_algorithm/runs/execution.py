@@ -299,7 +299,7 @@ class RunExecutor:
         )
 
     def _fitted(self, entry: Entry, settings: AlgorithmSettings, model: Path) -> AlgorithmSettings:
-        """Returns the settings with all that depends on the model; tells what was chosen and what is doubtful. Blocks.
+        """Returns the settings with all that depends on the model; reports what was chosen and what is doubtful. Blocks.
 
         Raises:
             RunFailed: if the model cannot be trained with them.

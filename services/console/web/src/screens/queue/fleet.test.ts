@@ -68,7 +68,7 @@ test("a load that was not measured is unknown, not zero", () => {
   expect(mean([undefined])).toBeUndefined();
 });
 
-test("minutes end at the last of all runners, and one in which nothing was told stays empty", () => {
+test("minutes end at the last of all runners, and a minute without a report stays empty", () => {
   const at = (minute: number, cpuRatio: number) => ({
     minuteTime: { seconds: BigInt(minute * 60) },
     load: { cpuRatio },
