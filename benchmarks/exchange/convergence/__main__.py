@@ -8,7 +8,7 @@ momentum 0.9 where DGC holds the momentum itself); the unit is the sample standa
 its seeds, and a mean difference of at most one is within noise. Learning rates were chosen on a seed that is not
 reported. Bytes are those that a rank sends in a step: payloads, vectors that are sent as they are, and what rounds ask.
 
-Run `python -m benchmarks.exchange.convergence [--short] [--only TASK ...] [--tune] [--processes N] [--output FOLDER]
+Run `python -m benchmarks.exchange.convergence [--short] [--only TASK ...] [--seeds N] [--tune] [--processes N] [--output FOLDER]
 [--doc FILE]`. Finished cells are kept in .fulmen/bench-convergence, and an interrupted run continues with the next one;
 --anew trains all again. Writes exchange_convergence.json and .png after every task; in the document, all between the two
 lines that name this benchmark is replaced. --tune first trains what learning rates were chosen by.
@@ -42,14 +42,14 @@ from benchmarks.exchange.convergence.report import Line, claims_of, lines_of, ra
 NAME = "exchange_convergence"
 
 
-def cells_of(task: Task, *, short: bool) -> list[Cell]:
-    """Returns what is to be trained of a task: a seed of each case in the short form."""
+def cells_of(task: Task, *, short: bool, seeds: int | None = None) -> list[Cell]:
+    """Returns what is to be trained of a task: so many seeds of each case, one in the short form."""
     size = (SHORT_SIZES if short else SIZES)[task]
     found = []
     for case in CASES:
         if case.task is task:
-            seeds = SEEDS if case.dense else SPREAD_SEEDS
-            found += [Cell(case=case, seed=seed, size=size, rate=case.rate) for seed in (seeds[:1] if short else seeds)]
+            of_case = (SEEDS if case.dense else SPREAD_SEEDS)[: 1 if short else seeds]
+            found += [Cell(case=case, seed=seed, size=size, rate=case.rate) for seed in of_case]
     return found
 
 
@@ -69,9 +69,9 @@ def finished(cells: Sequence[Cell]) -> list[tuple[Cell, Learned]]:
     return [(cell, learned) for cell, learned in found if learned is not None]
 
 
-def lines_of_task(task: Task, *, short: bool) -> list[Line]:
+def lines_of_task(task: Task, *, short: bool, seeds: int | None = None) -> list[Line]:
     """Reads the lines of a task; none if a cell was not trained yet."""
-    cells = cells_of(task, short=short)
+    cells = cells_of(task, short=short, seeds=seeds)
     trained = finished(cells)
     if len(trained) < len(cells):
         return []
@@ -123,6 +123,9 @@ def main() -> None:
         "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="a few steps of one seed"
     )
     parser.add_argument("--only", nargs="+", type=Task, choices=list(Task), default=list(Task), help="only these tasks")
+    parser.add_argument(
+        "--seeds", type=int, choices=range(1, len(SEEDS)), help="a first look at so many seeds: prints the tables alone"
+    )
     parser.add_argument("--tune", action="store_true", help="also what learning rates were chosen by")
     parser.add_argument("--processes", type=int, default=2, help="cells that are trained at a time")
     parser.add_argument("--anew", action="store_true", help="forgets the cells that are finished")
@@ -133,8 +136,11 @@ def main() -> None:
         shutil.rmtree(store.FOLDER, ignore_errors=True)
     claims: list[outcome.Claim] = []
     for task in given.only:
-        cells = cells_of(task, short=given.short)
+        cells = cells_of(task, short=given.short, seeds=given.seeds)
         store.complete([*(tuning_cells(task) if given.tune else ()), *cells], processes=given.processes)
+        if given.seeds is not None:
+            sys.stdout.write(pages.markdown({task: lines_of_task(task, short=given.short, seeds=given.seeds)}, ()))
+            continue
         claims = write(given.output, short=given.short, document=given.doc)
     outcome.show(None, claims)
 
