@@ -57,7 +57,8 @@ async def test_a_download_that_nobody_reads_gives_its_slot_and_its_file_back(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
     token = TokenSigner(KEY).issue(Role.CLIENT, subject="x", ttl_s=600, project="projects/a")
-    folder = model_folder(tmp_path / "tiny", size_bytes=8 * MIB)
+    # More than gRPC's windows, which grow, ever hold for a caller that reads nothing.
+    folder = model_folder(tmp_path / "large", size_bytes=64 * MIB)
     async with open_channel(f"127.0.0.1:{service.port}", token=token) as channel, asyncio.timeout(WAIT_S):
         weights = WeightServiceStub(channel)
         model = (await upload_model(weights, folder)).model.name

@@ -121,7 +121,8 @@ async def test_catching_up_tells_how_far_it_is_and_leaves_a_server_that_is_old_e
 ) -> None:
     before = await counter_of(database_url)
     assert await catch_up(connection) == 0
-    assert await counter_of(database_url) == before
+    # The server's other databases and its own upkeep take numbers meanwhile, but few.
+    assert await counter_of(database_url) < before + 10_000
     ahead = before + 700_000
     await connection.execute(
         "insert into resource (project_id, name, kind) values ((select min(id) from project), 'from-a-dump', 'bundle')"
