@@ -17,7 +17,7 @@ from tests.support.frameworks.traced import FAILED, OWN_PYTHON, Node, Stage, Tra
 from tests.support.frameworks.world import ROOT
 from tests.support.llm_proxy.backend import prompt_ids_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 QUESTION = "What is 6 times 7, and what is 8 times 9?"
 ANSWER = "6 times 7 is 42. 8 times 9 is 72."

@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.support.frameworks.coder import ANSWER, COUNT, QUESTION, delegate, repair
 from tests.support.frameworks.harnesses import PROGRAMS, Workshop, a_workshop
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # How many calls each row of the attempt has: a harness only appends to what it sends. Claude Code, however, sends the call of Edit
 # back with the argument `replace_all`, which the model had left out: what follows is another sequence.

@@ -8,9 +8,8 @@ from collections import deque
 from pathlib import Path
 
 from fulmen.store.v1 import lease_service_pb2
-from tests.support.frameworks.world import a_world
+from tests.support.frameworks.world import PROGRAM_S, a_world
 
-LIMIT_S = 110
 ANSWER = "6 times 7 is 42. 8 times 9 is 72."
 PRODUCT = {"a": 6, "b": 7, "product": 42}
 LOOP = ["tool_calls", "stop"]
@@ -24,7 +23,7 @@ async def ends_well_and_is_captured(home: Path, framework: str, *arguments: str,
         structured: how the model's answer ends when the agent asks for one by a schema: `stop`, or `tool_calls` for
             frameworks that have the model call a tool for it.
     """
-    async with a_world(home) as world, asyncio.timeout(LIMIT_S):
+    async with a_world(home) as world, asyncio.timeout(PROGRAM_S):
         attempt, key = world.proxy.attempt()
         results = (await world.run(framework, *arguments, key=key)).results
         records = await world.records(attempt)
@@ -40,7 +39,7 @@ async def ends_well_and_is_captured(home: Path, framework: str, *arguments: str,
 
 async def tries_again(home: Path, framework: str, *arguments: str) -> None:
     """Has a backend refuse twice, before a proxy that sends nothing again: the framework's own client does."""
-    async with a_world(home, retry_deadline_s=0) as world, asyncio.timeout(LIMIT_S):
+    async with a_world(home, retry_deadline_s=0) as world, asyncio.timeout(PROGRAM_S):
         attempt, key = world.proxy.attempt()
         world.backend.switches.refusals = deque([429, 503])
         world.backend.switches.retry_after = "1"
@@ -55,7 +54,7 @@ async def tries_again(home: Path, framework: str, *arguments: str) -> None:
 
 async def is_spared_a_failure(home: Path, framework: str, *arguments: str) -> None:
     """Has a backend refuse twice: the proxy sends the call again, and the framework never hears of it."""
-    async with a_world(home) as world, asyncio.timeout(LIMIT_S):
+    async with a_world(home) as world, asyncio.timeout(PROGRAM_S):
         attempt, key = world.proxy.attempt()
         world.backend.switches.refusals = deque([429, 503])
         world.backend.switches.retry_after = "1"
@@ -68,7 +67,7 @@ async def is_spared_a_failure(home: Path, framework: str, *arguments: str) -> No
 
 async def gives_up_when_the_attempt_is_over(home: Path, framework: str, *arguments: str, requests: int = 1) -> None:
     """Ends an attempt before its agent calls: the agent fails, after so many requests, and the backend sees none."""
-    async with a_world(home) as world, asyncio.timeout(LIMIT_S):
+    async with a_world(home) as world, asyncio.timeout(PROGRAM_S):
         attempt, key = world.proxy.attempt()
         world.store.stands(attempt, lease_service_pb2.ATTEMPT_STATUS_ENDED)
         while (await world.proxy.chat(key, "What is 6 times 7?"))[0] == 200:
@@ -82,7 +81,7 @@ async def gives_up_when_the_attempt_is_over(home: Path, framework: str, *argumen
 
 async def raises_on_a_broken_stream(home: Path, framework: str, *arguments: str) -> None:
     """Has a backend break off a stream: the agent fails, rather than take the beginning for the whole answer."""
-    async with a_world(home) as world, asyncio.timeout(LIMIT_S):
+    async with a_world(home) as world, asyncio.timeout(PROGRAM_S):
         attempt, key = world.proxy.attempt()
         world.backend.switches.cut_after_events = 5
         ran = await world.run(framework, *arguments, "stream", key=key)

@@ -16,7 +16,7 @@ from fulmen.trajectories import Trajectory, trajectory
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from tests.support.frameworks.coder import JSON, Coder, template_of
 from tests.support.frameworks.traced import OWN_PYTHON, Stage, Traced, a_stage
-from tests.support.frameworks.world import ENVIRONMENTS, ROOT, said
+from tests.support.frameworks.world import ENVIRONMENTS, PROGRAM_S, ROOT, said
 from tests.support.llm_proxy.backend import Script, logprob_of, token_ids_of
 from tests.support.llm_proxy.harness import MODEL
 from tests.support.runner.harness import bundle_of, rollouts_of, spec_of
@@ -28,8 +28,6 @@ PROGRAMS = {
     "mini-swe-agent": ENVIRONMENTS / "mini_swe_agent/bin/mini",
 }
 """Where the program of a harness is, by the name of its `.toml`."""
-
-LIMIT_S = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +104,4 @@ async def _rollouts(stage: Stage, harness: str) -> list[rollout_pb2.Rollout]:
         environment={**agent.environment, "AGENT_MODEL": MODEL, "PATH": path},
     )
     task = json.loads((FOLDER / "tasks.jsonl").read_text().splitlines()[0])
-    return rollouts_of(await stage.publish("agent", content), [task], max_attempts=1, timeout_s=LIMIT_S)
+    return rollouts_of(await stage.publish("agent", content), [task], max_attempts=1, timeout_s=PROGRAM_S)

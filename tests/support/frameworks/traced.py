@@ -22,7 +22,7 @@ from fulmen.store.v1 import resource_pb2, resource_service_pb2, rollout_pb2, rol
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
 from fulmen_service_kit.security.tokens import Role
 from tests.support.frameworks.model import multiply
-from tests.support.frameworks.world import ENVIRONMENTS, QUIET, ROOT, Outside
+from tests.support.frameworks.world import ENVIRONMENTS, PROGRAM_S, QUIET, ROOT, Outside
 from tests.support.llm_proxy.backend import Backend, Script
 from tests.support.llm_proxy.harness import MODEL, RunningProxy, running_proxy, target
 from tests.support.postgres import shared_server
@@ -30,7 +30,6 @@ from tests.support.runner.harness import RunnerProcess, bundle_of, rollouts_of, 
 from tests.support.store.running import SIGNING_KEY, StoreHandle, Stubs, running_store
 
 EXAMPLES = ROOT / "examples" / "frameworks"
-LIMIT_S = 110
 FAILED = " !"
 OWN_PYTHON = ""
 """Stands for the environment of Fulmen itself, instead of a framework's."""
@@ -165,7 +164,9 @@ class Stage:
         bundle = await self.publish("bundle", bundle_of(files | spec.pop("files", {})))
         variables = {"AGENT_MODEL": MODEL, **spec.pop("environment", {})}
         content = spec_of(bundle=bundle, environment=variables, python_grader="grader.py:grade", **spec)
-        [rollout] = rollouts_of(await self.publish("agent", content), [{"question": question}], max_attempts=1)
+        [rollout] = rollouts_of(
+            await self.publish("agent", content), [{"question": question}], max_attempts=1, timeout_s=PROGRAM_S
+        )
         return rollout
 
     async def publish(self, kind: str, content: bytes) -> str:
@@ -174,7 +175,7 @@ class Stage:
         request = resource_service_pb2.PublishResourcesRequest(resources=[version])
         return (await self.stubs.resources.PublishResources(request)).resources[0].name
 
-    async def _ended(self, missing: set[str], limit_s: float = LIMIT_S) -> dict[str, rollout_pb2.Rollout]:
+    async def _ended(self, missing: set[str], limit_s: float = PROGRAM_S + 20) -> dict[str, rollout_pb2.Rollout]:
         found: dict[str, rollout_pb2.Rollout] = {}
         async with asyncio.timeout(limit_s):
             stream = self.stubs.rollouts.WatchRollouts(rollout_service_pb2.WatchRolloutsRequest())
