@@ -161,7 +161,7 @@ async def test_the_rank_that_is_left_aborts_nccl_and_hands_its_state_over(
     finally:
         await trainer.close()
     [notice] = notices
-    assert "No step is lost: going on with" in notice
+    assert "No step is lost: continuing with" in notice
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="nvidia-smi is not installed")

@@ -152,7 +152,9 @@ async def test_a_rank_that_dies_anywhere_costs_no_step_and_doubles_none(
         await trainer.close()
     ranks = setup.compute.parallel.ranks
     assert cluster.started == [ranks, ranks]
-    assert [text.partition("No step")[2] for text in notices] == [f" is lost: going on with {ranks} of {ranks} ranks."]
+    assert [text.partition("No step")[2] for text in notices] == [
+        f" is lost: continuing with {ranks} of {ranks} ranks."
+    ]
 
 
 def with_codec(setup: TrainerSetup) -> TrainerSetup:
@@ -226,8 +228,8 @@ async def test_a_group_goes_on_with_fewer_ranks_and_grows_again(
         await trainer.close()
     assert cluster.started == [ranks, fewer, ranks]
     assert [text.rpartition(": ")[2] for text in notices] == [
-        f"going on with {fewer} of {ranks} ranks.",
-        f"going on with {ranks} of {ranks} ranks.",
+        f"continuing with {fewer} of {ranks} ranks.",
+        f"continuing with {ranks} of {ranks} ranks.",
     ]
     for mine, yours in zip(losses, (await undisturbed(rows))[0], strict=True):
         assert mine == pytest.approx(yours, abs=2e-6)
@@ -290,4 +292,4 @@ async def test_a_group_begins_with_as_many_ranks_as_there_is_room_for(model_dir,
     trainer = await open_elastic(setup, Losing({}, modules, rooms=[1]), notices)
     assert len(trainer.group.pids) == 1
     await trainer.close()
-    assert notices == ["There is room for fewer ranks: going on with 1 of 4 ranks."]
+    assert notices == ["There is room for fewer ranks: continuing with 1 of 4 ranks."]

@@ -69,7 +69,7 @@ async def test_the_ranks_that_are_left_when_a_pod_is_killed_go_on_and_lose_no_st
     await api.until(lambda: not api.jobs and not api.pods)
     gate.close()
     assert len(notices) == 1
-    assert notices[0].endswith("No step is lost: going on with 1 of 2 ranks.")
+    assert notices[0].endswith("No step is lost: continuing with 1 of 2 ranks.")
     whole = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
     )

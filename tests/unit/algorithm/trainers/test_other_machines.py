@@ -123,7 +123,7 @@ async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes
     await trainer.close()
     assert len(notices) == 1
     assert f"no sign of life for {SILENCE_S:g} s" in notices[0]
-    assert "No step is lost: going on with 1 of 2 ranks." in notices[0]
+    assert "No step is lost: continuing with 1 of 2 ranks." in notices[0]
     alone = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
     )
@@ -149,7 +149,7 @@ async def test_of_two_machines_that_are_parted_one_is_left_out_and_the_other_los
     [notice] = notices
     assert notice == (
         f"The trainer has ended: host-1 (10.78.0.2) is left out: it and 10.78.0.1 have had no answer from each other for"
-        f" {2 * SILENCE_S:g} s. No step is lost: going on with 1 of 2 ranks."
+        f" {2 * SILENCE_S:g} s. No step is lost: continuing with 1 of 2 ranks."
     )
     alone = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
@@ -261,5 +261,5 @@ async def test_a_run_goes_on_with_the_machine_that_is_left_and_loses_no_step(
     assert len(opened) == 1
     check(tmp_path, world)
     texts = [notice.message for notice in entry.events.notices()]
-    assert sum("No step is lost: going on with 1 of 2 ranks." in text for text in texts) == 1
+    assert sum("No step is lost: continuing with 1 of 2 ranks." in text for text in texts) == 1
     assert not any("checkpoint of step" in text for text in texts)

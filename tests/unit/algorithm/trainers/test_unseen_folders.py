@@ -139,7 +139,7 @@ async def test_a_machine_that_is_killed_leaves_the_state_with_the_service_and_th
     weights = await weights_of(trainer, run_dir / "weights")
     await trainer.close()
     [notice] = notices
-    assert "No step is lost: going on with 1 of 2 ranks." in notice
+    assert "No step is lost: continuing with 1 of 2 ranks." in notice
     alone = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
     )

@@ -147,7 +147,7 @@ class ElasticTrainer:
 
     @property
     def _shown(self) -> str:
-        return f"going on with {self._ranks} of {self._setup.compute.parallel.ranks} ranks"
+        return f"continuing with {self._ranks} of {self._setup.compute.parallel.ranks} ranks"
 
     async def _ask(
         self, ask: Callable[[RankGroupTrainer], Awaitable[Result]], *, written: Path | None = None
