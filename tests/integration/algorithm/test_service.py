@@ -127,6 +127,7 @@ async def test_a_check_shows_the_gpus_of_each_stage_or_every_reason_why_they_do_
             "stage 2 (grpo): GPUs (5 x NVIDIA H100, 80 GiB): the trainer's 2 ranks on 0-1; the 2 copies of the reference"
             " on 2-3; the engine on 4."
         ) in shown
+        assert shown.count("Expected time: not known: no run of this model with these settings was measured here.") == 2
         refused = " ".join((await checked(4, status=Exit.USAGE)).split())
         assert "stage 2 (grpo): the trainer's 4 ranks and the 4 copies of the reference: 8 GPUs are needed" in refused
 

@@ -134,7 +134,8 @@ class TrainingRunServiceServicer(object):
     def PlanTrainingRun(self, request, context):
         """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any, and
         where its ranks and engines would be on clusters, which are asked what they have. A cluster that does not answer in 30 s is
-        named. Only algorithms and settings are read; nothing is created or kept.
+        named. Also says what earlier runs of the project with the same algorithm, model and settings measured. Inputs are not
+        read; nothing is created or kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
