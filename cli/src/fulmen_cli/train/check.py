@@ -1,7 +1,8 @@
 """`fulmen train --check`: checks a train.toml without a stack, its stages by the rules of the algorithm service installed here.
 
 What each stage will take and chooses by its model is shown before anything is created (`train.preflight`).
-Where an algorithm service is known, it is asked which GPUs of its machine the stages would get.
+Where an algorithm service is known, it is asked where the stages would run, and it checks them by the code that creates runs:
+what they name must exist.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from fulmen.algorithm.v1 import training_run_pb2
 from fulmen.algorithm.v1.training_run_service_pb2 import MeasuredSteps, PlanTrainingRunRequest
 from fulmen.connection import LocalStackMissing
 from fulmen.errors import DeadlineExceeded, FulmenError, Unavailable
+from fulmen.rpc.services import Services
 from fulmen.train_toml.train import ConfigError, TrainConfig, read_train_config, with_overrides
 from fulmen.training.bundle import Bundle, bundle_lines, pack_bundle
-from fulmen.training.plan import stage_problem, training_run
+from fulmen.training.plan import RunNames, stage_problem, training_run
 from fulmen.training.task_files import Dataset, read_datasets
+from fulmen.training.training import Training
 from fulmen_cli.command import Output
 from fulmen_cli.connection import Connection
+from fulmen_cli.model.transfer import is_uploaded
 from fulmen_cli.output import console, print_json
 from fulmen_cli.train.preflight import Known, Preflight, preflights
+from fulmen_cli.train.references import found_references
 
 __all__ = ["check", "packed", "stage_problems_of"]
 
@@ -58,7 +63,7 @@ async def check(
     if problems:
         raise ConfigError(f"{path} is not valid.", problems)
     bundle = packed(plan)
-    asked = await _asked(plan, connection)
+    asked = await _asked(plan, connection, bundle, datasets)
     ahead: list[Preflight] = []
     if found is not None:
         known = Known(
@@ -77,6 +82,7 @@ async def check(
         left_out = [{"name": each.name, "why": each.why} for each in bundle.left_out]
         stages = [each.document for each in ahead]
         told = {"gpus": asked.places, "gpus_not_planned": asked.why_not, "stages": stages}
+        told["references_not_checked"] = asked.unchecked
         print_json({"files": files, "left_out": left_out, "settings_checked": found is not None, **told})
         return
     verdict = f"{path.name} is valid." if found is not None else f"{path.name} is valid, but for {UNCHECKED}"
@@ -91,6 +97,7 @@ async def check(
         for number, stage, text in zip(count(1), plan.stages, asked.places, strict=False)
     ]
     lines += [f"The places of the stages were not planned: {asked.why_not}"] if asked.why_not else []
+    lines += [f"Whether what they name exists was not checked: {asked.unchecked}"] if asked.unchecked else []
     console().print("\n".join([*lines, verdict, "Nothing was published."]), markup=False, soft_wrap=True)
 
 
@@ -129,17 +136,19 @@ class _Asked:
         places: Where each would run.
         measured: What earlier runs like each measured.
         problems: Every reason why they cannot run there.
-        why_not: Why it was not asked or does not answer; nothing else is known then.
+        why_not: Why it was not asked or does not answer.
+        unchecked: Why it was not asked whether everything exists that the file and its stages name.
     """
 
     places: Sequence[str] = ()
     measured: Sequence[MeasuredSteps] = ()
     problems: Sequence[str] = ()
     why_not: str = ""
+    unchecked: str = ""
 
 
-async def _asked(config: TrainConfig, connection: Connection) -> _Asked:
-    """Asks the algorithm service where the stages would run, and what it knows of runs like them.
+async def _asked(config: TrainConfig, connection: Connection, bundle: Bundle, datasets: dict[str, Dataset]) -> _Asked:
+    """Asks the algorithm service where the stages would run, what it knows of runs like them, and whether it would create them.
 
     Raises:
         CommandFailed: if a file for the connection cannot be read.
@@ -147,22 +156,60 @@ async def _asked(config: TrainConfig, connection: Connection) -> _Asked:
     try:
         target = connection.deployment.targets().algorithm
     except LocalStackMissing:
-        return _Asked(why_not="no stack is running, and no service is named.")
+        return _unasked("no stack is running, and no service is named.")
     first, *later = _stage_runs(config, {})
     request = PlanTrainingRunRequest(training_run=first, next_stages=later)
     try:
         async with connection.open() as client:
             answer = await client.training_runs.PlanTrainingRun(request, timeout=ASK_LIMIT_S)
+            missing, unchecked = await _missing(config, connection, client, bundle, datasets)
     except (Unavailable, DeadlineExceeded):
-        return _Asked(why_not=f"the algorithm service at {target} does not answer.")
+        return _unasked(f"the algorithm service at {target} does not answer.")
     except FulmenError as error:
-        return _Asked(why_not=error.message)
+        return _unasked(error.message)
     problems = [
         f"stage {number} ({stage.algorithm}): {problem}"
         for number, stage, plan in zip(count(1), config.stages, answer.plans, strict=False)
         for problem in plan.problems
     ]
-    return _Asked(places=[plan.text for plan in answer.plans], measured=answer.measured, problems=problems)
+    # What keeps a run off the machine of the service, creation says again.
+    problems += [each for each in missing if not any(each.endswith(text) for text in problems)]
+    places = [plan.text for plan in answer.plans]
+    return _Asked(places=places, measured=answer.measured, problems=problems, unchecked=unchecked)
+
+
+def _unasked(why_not: str) -> _Asked:
+    return _Asked(why_not=why_not, unchecked=why_not)
+
+
+async def _missing(
+    config: TrainConfig, connection: Connection, client: Services, bundle: Bundle, datasets: dict[str, Dataset]
+) -> tuple[list[str], str]:
+    """Has the service check the stages as their creation does, before anything is published.
+
+    Returns:
+        Every problem, and why it could not be asked, empty if it was.
+    """
+    try:
+        async with asyncio.timeout(ASK_LIMIT_S):
+            named = await found_references(config, connection, client)
+            training = Training(
+                services=client,
+                config=named.config,
+                bundle=bundle,
+                datasets=datasets,
+                names=RunNames.now(connection.project, config.name),
+                inputs=dict(named.inputs),
+            )
+            await training.learn_algorithms()
+            problems = [*named.problems, *await training.problems()]
+    except (TimeoutError, Unavailable, DeadlineExceeded):
+        return [], "the services do not answer."
+    except FulmenError as error:
+        return [], error.message
+    # A folder of this machine is uploaded first.
+    uploaded = is_uploaded(connection, config)
+    return [each for each in problems if not (uploaded and ": policy.path: " in each)], ""
 
 
 def _lines(dataset: Dataset | None) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import ArgumentInvalid, SettingsInvalid, Violation
+from fulmen.errors import ArgumentInvalid, ResourceNotFound, SettingsInvalid, Violation
 from fulmen.rpc.services import Services
 from fulmen.train_toml.train import ConfigError, TrainConfig
 from fulmen.training.bundle import Bundle
@@ -40,7 +40,7 @@ class Training:
         bundle: The agent's files.
         datasets: The data by use.
         names: Names of the runs.
-        inputs: Published versions by use; `begin` adds to them.
+        inputs: What is published already, by use, and the earlier run that is read; `begin` adds to them.
         tags: Tags of the runs.
     """
 
@@ -110,7 +110,7 @@ class Training:
     async def problems(self) -> list[str]:
         """Returns every problem that the service has with the stages.
 
-        Before anything is published, all but the inputs is checked.
+        Before the inputs are published, those that are not there yet are left out.
         """
         request = self._request()
         request.validate_only = True
@@ -118,6 +118,8 @@ class Training:
             await self.services.training_runs.CreateTrainingRun(request)
         except (ArgumentInvalid, SettingsInvalid) as error:
             return self._problems(error.violations) if error.violations else [error.message]
+        except ResourceNotFound as error:
+            return [f"There is no {error.metadata.get('resource') or 'such resource'}."]
         return []
 
     def _problems(self, violations: Sequence[Violation]) -> list[str]:
@@ -126,7 +128,8 @@ class Training:
             later = _LATER_STAGE.fullmatch(each.field)
             index, field = (int(later[1]) + 1, later[2]) if later else (0, each.field)
             has_none = field == AGENT_INPUT and self.config.agent is None
-            if self._is_published or has_none or not field.startswith(INPUTS_PREFIX):
+            use = field.removeprefix(INPUTS_PREFIX).partition(":")[0]
+            if self._is_published or has_none or use in self.inputs or not field.startswith(INPUTS_PREFIX):
                 found.append(stage_problem(self.config, index, field, each.description))
         return found
 
