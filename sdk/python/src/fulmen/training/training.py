@@ -42,6 +42,7 @@ class Training:
         names: Names of the runs.
         inputs: What is published already, by use, and the earlier run that is read; `begin` adds to them.
         tags: Tags of the runs.
+        pause_at_step: Step after which the last stage pauses; 0 for none.
     """
 
     services: Services
@@ -51,6 +52,7 @@ class Training:
     names: RunNames
     inputs: dict[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    pause_at_step: int = 0
     _algorithms: dict[str, _Known] = field(default_factory=dict)
     _is_published: bool = False
 
@@ -78,6 +80,10 @@ class Training:
             )
             for each in answer.algorithms
         }
+
+    def trains(self, algorithm: str) -> bool:
+        """Returns whether an algorithm of the service trains weights; also if it is not known."""
+        return algorithm not in self._algorithms or self._algorithms[algorithm].trains
 
     async def create(self) -> training_run_pb2.TrainingRun:
         """Creates the runs of all stages; returns the first, whose `stages` names all if there are several."""
@@ -137,7 +143,7 @@ class Training:
         runs: list[training_run_pb2.TrainingRun] = []
         continues = False
         for number, stage in enumerate(self.config.stages, start=1):
-            trains = stage.algorithm not in self._algorithms or self._algorithms[stage.algorithm].trains
+            trains = self.trains(stage.algorithm)
             runs.append(
                 training_run(
                     self.config,
@@ -151,4 +157,5 @@ class Training:
             )
             runs[-1].tags.extend(self.tags)
             continues = continues or trains
+        runs[-1].pause_at_step = self.pause_at_step
         return training_run_service_pb2.CreateTrainingRunRequest(training_run=runs[0], next_stages=runs[1:])

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from typing import cast
 from weakref import WeakValueDictionary
@@ -199,7 +200,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ResumeTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResumeTrainingRunResponse:
         """Resumes a paused run."""
-        changed = await self._changed(request.name, self._runs.resume, "ResumeTrainingRun", request, context)
+        resume = partial(self._runs.resume, pause_at_step=request.pause_at_step)
+        changed = await self._changed(request.name, resume, "ResumeTrainingRun", request, context)
         if isinstance(changed, Entry):
             return pb.ResumeTrainingRunResponse(training_run=self._message(changed))
         return cast(pb.ResumeTrainingRunResponse, changed)

@@ -153,10 +153,12 @@ class PauseTrainingRunResponse(_message.Message):
     def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ...) -> None: ...
 
 class ResumeTrainingRunRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "pause_at_step")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_AT_STEP_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    pause_at_step: int
+    def __init__(self, name: _Optional[str] = ..., pause_at_step: _Optional[int] = ...) -> None: ...
 
 class ResumeTrainingRunResponse(_message.Message):
     __slots__ = ("training_run",)

@@ -175,7 +175,7 @@ class TrainingRunServiceServicer(object):
     def ResumeTrainingRun(self, request, context):
         """Resumes a paused run when a run slot is free; cancels a pause that has not taken effect. Idempotent.
 
-        Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `pause_at_step` is not after the steps that the run has done; `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
