@@ -132,7 +132,7 @@ class Trials:
         assert self._first is not None, "begin() comes first"
         settings, most = self.sweep.settings()[trial], self.sweep.max_steps
         config = trial_config(self.plan, self.sweep, settings, most if self._continues else steps)
-        tags = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self.digest}")
+        tags: tuple[str, ...] = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self.digest}")
         prefix = f"{self.sweep.name}-t{trial}"
         if not self._continues:
             tags, prefix = (*tags, f"rung.{rung}"), f"{prefix}-r{rung}"
