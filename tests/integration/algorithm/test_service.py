@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,22 +26,12 @@ from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.algorithm import fake_slurm
+from tests.support.algorithm.service_process import KEY, MODULE, START_LIMIT_S, TOKEN, environment, serving_at
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
-KEY = "k" * 32
-TOKEN = TokenSigner(KEY).issue(Role.SERVICE, subject="algorithm", ttl_s=3600)
-START_LIMIT_S = 90
 LISTED = service_pb.ListAlgorithmsRequest()
 # The schema of one algorithm takes up to 90 kB.
 MAX_DESCRIPTIONS_BYTES = 150_000
-MODULE = [sys.executable, "-m", "fulmen_algorithm"]
-
-
-def environment(state_dir: Path, **more: str) -> dict[str, str]:
-    """Returns the service's settings: nothing behind it, ports of its own."""
-    prefix = "FULMEN_ALGORITHM_"
-    settings = {"PORT": "0", "METRICS_PORT": "0", "TOKEN": TOKEN, "STATE_DIR": str(state_dir), **more}
-    return {**os.environ, **{f"{prefix}{name}": value for name, value in settings.items()}}
 
 
 @pytest.fixture
@@ -55,22 +44,8 @@ async def service(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[str], 
 @asynccontextmanager
 async def serving(state_dir: Path, **more: str) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
     """Runs a service with further settings; yields its process and its address."""
-    async with serving_keys(KeyService(KEY)) as store:
-        process = subprocess.Popen(
-            [*MODULE, "serve"],
-            env=environment(state_dir, STORE_TARGET=store, **more),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        output = process.stdout
-        try:
-            line = await asyncio.to_thread(lambda: next(text for text in output if '"serving"' in text))
-            yield process, f"127.0.0.1:{json.loads(line)['port']}"
-        finally:
-            process.terminate()
-            await asyncio.to_thread(process.communicate, timeout=START_LIMIT_S)
+    async with serving_keys(KeyService(KEY)) as store, serving_at(state_dir, store, **more) as served:
+        yield served
 
 
 def run_once(command: str, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -127,6 +102,7 @@ async def test_a_check_shows_the_gpus_of_each_stage_or_every_reason_why_they_do_
             "stage 2 (grpo): GPUs (5 x NVIDIA H100, 80 GiB): the trainer's 2 ranks on 0-1; the 2 copies of the reference"
             " on 2-3; the engine on 4."
         ) in shown
+        assert shown.count("Expected time: not known: no run of this model with these settings was measured here.") == 2
         refused = " ".join((await checked(4, status=Exit.USAGE)).split())
         assert "stage 2 (grpo): the trainer's 4 ranks and the 4 copies of the reference: 8 GPUs are needed" in refused
 

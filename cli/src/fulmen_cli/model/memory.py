@@ -16,6 +16,7 @@ __all__ = [
     "TrainingPlan",
     "activation_bytes_per_token",
     "engine_parts",
+    "logits_bytes",
     "total_bytes",
     "training_parts",
 ]
@@ -23,6 +24,11 @@ __all__ = [
 FLOAT32: Final = 4
 BFLOAT16: Final = 2
 LOGITS_AT_ONCE: Final = 2**25
+_MOMENTS: Final = {
+    "adamw": "8 bytes per trained",
+    "muon": "4 bytes per trained, 8 of tables of tokens",
+    "sgd": "none without momentum",
+}
 LIBRARY_BYTES: Final = 2**30
 """Allowance for one process: the context of CUDA, kernels, and the allocator's rounding."""
 
@@ -46,10 +52,11 @@ class TrainingPlan:
         batch_tokens: Positions of a micro-batch, `token_budget`.
         trained_share: Share of the positions whose log-probabilities are computed.
         checkpointing: Whether `gradient_checkpointing` is on.
-        optimizer: `adamw` or `sgd`.
+        optimizer: `adamw`, `muon` or `sgd`.
         reference: Whether a second copy of the weights is held for a KL penalty.
         critic: Whether a critic is trained on the same GPUs.
         tensor: GPUs of these that compute the same rows together, each with a part of the matrices.
+        plain_head: Whether logits are the head's result alone, and so are computed in pieces.
     """
 
     gpus: int = 1
@@ -61,6 +68,7 @@ class TrainingPlan:
     reference: bool = False
     critic: bool = False
     tensor: int = 1
+    plain_head: bool = True
 
     def held(self, shape: ModelShape) -> int:
         """Returns how many of the model's parameters a GPU holds."""
@@ -73,14 +81,18 @@ class EnginePlan:
     """How a model is served.
 
     Attributes:
-        gpus: GPUs over which it is split, `tensor_parallel`.
+        gpus: GPUs over which matrices and heads are split, `tensor_parallel`.
+        nodes: Machines over which layers are split, each with so many GPUs.
         sequences: Calls at a time.
         length: Tokens of a call, prompt and answer together.
+        number_bytes: Bytes of a weight, and of a number in the cache.
     """
 
     gpus: int = 1
+    nodes: int = 1
     sequences: int = 64
     length: int = 4096
+    number_bytes: int = BFLOAT16
 
 
 def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
@@ -94,14 +106,18 @@ def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
     adapters = (shape.adapter_parameters(plan.lora_rank) if plan.lora_rank else 0) // plan.gpus
     whole = plan.held(shape)
     trained = adapters or whole
-    moments = {"adamw": 2, "sgd": 0}[plan.optimizer]
+    moments = _moments(shape, plan, trained)
     parts = [
         Part(name="weights", size_bytes=FLOAT32 * (whole + adapters), reason="4 bytes per parameter"),
         Part(name="gradients", size_bytes=FLOAT32 * trained, reason="4 bytes per trained parameter"),
-        Part(name="optimiser", size_bytes=FLOAT32 * moments * trained, reason=f"{4 * moments} bytes per trained"),
+        Part(name="optimiser", size_bytes=moments, reason=_MOMENTS[plan.optimizer]),
         Part(name="working copy", size_bytes=_working_copy(shape, plan), reason="weights in bf16 during a pass"),
         Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.batch_tokens} positions"),
-        Part(name="logits", size_bytes=_logits(shape, plan), reason="in pieces of 2^25"),
+        Part(
+            name="logits",
+            size_bytes=logits_bytes(shape, plan),
+            reason="in pieces of 2^25" if plan.plain_head else "of a whole micro-batch",
+        ),
     ]
     if adapters:
         parts.insert(1, Part(name="adapters", size_bytes=FLOAT32 * adapters, reason=f"rank {plan.lora_rank}"))
@@ -116,21 +132,23 @@ def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
 
 
 def engine_parts(shape: ModelShape, plan: EnginePlan) -> list[Part]:
-    """Returns the memory of a vLLM engine on one GPU, in bf16.
+    """Returns the memory of a vLLM engine on one GPU.
 
     A token in the cache has a key and a value of every layer: 2 · L · key heads · head · 2 bytes (arXiv:2309.06180,
     section 3). Heads of keys are split over GPUs as far as there are some for each.
     """
     split = min(plan.gpus, shape.key_heads)
-    token_bytes = 2 * shape.layers * shape.key_heads * shape.head * BFLOAT16
+    token_bytes = 2 * shape.layers * shape.key_heads * shape.head * plan.number_bytes
     tokens = plan.sequences * plan.length
     return [
         Part(
-            name="engine's weights", size_bytes=BFLOAT16 * shape.parameters // plan.gpus, reason="2 bytes per parameter"
+            name="engine's weights",
+            size_bytes=plan.number_bytes * shape.parameters // (plan.gpus * plan.nodes),
+            reason=f"{plan.number_bytes} bytes per parameter",
         ),
         Part(
             name="engine's cache",
-            size_bytes=token_bytes * tokens // split,
+            size_bytes=token_bytes * tokens // (split * plan.nodes),
             reason=f"{plan.sequences} calls of {plan.length} tokens",
         ),
         Part(name="engine's libraries", size_bytes=LIBRARY_BYTES, reason="an allowance"),
@@ -175,7 +193,22 @@ def _working_copy(shape: ModelShape, plan: TrainingPlan) -> int:
     return BFLOAT16 * plan.held(shape)
 
 
-def _logits(shape: ModelShape, plan: TrainingPlan) -> int:
-    """One piece in bf16 and in float32, with the gradients of both (`training/scorer.py`)."""
-    numbers = min(int(plan.batch_tokens * plan.trained_share) * shape.vocabulary, LOGITS_AT_ONCE)
-    return numbers * 2 * (BFLOAT16 + FLOAT32)
+def logits_bytes(shape: ModelShape, plan: TrainingPlan) -> int:
+    """Returns the memory of logits: of one piece, or of all positions, in bf16 and in float32, with the gradients of both.
+
+    Source: `training/scorer.py` of the algorithm service.
+    """
+    numbers = int(plan.batch_tokens * plan.trained_share) * shape.vocabulary
+    return (min(numbers, LOGITS_AT_ONCE) if plan.plain_head else numbers) * 2 * (BFLOAT16 + FLOAT32)
+
+
+def _moments(shape: ModelShape, plan: TrainingPlan, trained: int) -> int:
+    """Returns the bytes of what the optimiser keeps of the trained parameters."""
+    match plan.optimizer:
+        case "sgd":
+            return 0
+        case "muon":
+            # One momentum of matrices; tables of tokens are trained by AdamW (`training/optimizers.py`).
+            tables = min(shape.vocabulary * shape.hidden * (1 if shape.tied else 2), trained)
+            return FLOAT32 * (trained + tables)
+    return 2 * FLOAT32 * trained

@@ -29,7 +29,7 @@ from fulmen_cli.model.sources import hub_library
 from fulmen_cli.output import as_dict, console, print_json, print_rows, when, working
 from fulmen_cli.project.commands import project_name
 
-__all__ = ["delete", "download", "push", "upload", "uploaded", "with_uploaded_base"]
+__all__ = ["delete", "download", "is_uploaded", "push", "upload", "uploaded", "with_uploaded_base"]
 
 ProjectOption = Annotated[str, typer.Option(help="Project of the model; by default the token's.")]
 BASE_PREFIX: Final = "model:"
@@ -219,12 +219,17 @@ def push(
         console().print(f"Uploaded: {url}", markup=False, soft_wrap=True)
 
 
+def is_uploaded(connection: Connection, config: TrainConfig) -> bool:
+    """Returns whether a training begins with a folder that the algorithm service, on another machine, does not have."""
+    target = connection.targets().algorithm
+    return bool(config.policy.path) and connection.names_services and not LOCAL.fullmatch(target)
+
+
 async def with_uploaded_base(
     connection: Connection, client: Services, config: TrainConfig, screen: Console
 ) -> TrainConfig:
     """Uploads the folder that a training begins with, where the algorithm service is on another machine."""
-    target = connection.targets().algorithm
-    if not config.policy.path or not connection.names_services or LOCAL.fullmatch(target):
+    if not is_uploaded(connection, config):
         return config
     done = await _uploaded(client, screen, Path(config.policy.path))
     base = f"{BASE_PREFIX}{done.model.name.rpartition('/')[2]}"

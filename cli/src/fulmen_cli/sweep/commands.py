@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +18,15 @@ from fulmen.sweeps.halving import TrialResult, halve
 from fulmen.sweeps.trials import Trials, trial_configs
 from fulmen.train_toml.reader import ConfigError
 from fulmen.train_toml.train import TrainConfig, load_train_config
-from fulmen.training.agent_secrets import require_secrets
 from fulmen.training.task_files import read_datasets
 from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.model.transfer import with_uploaded_base
-from fulmen_cli.names import run_name, short_name
+from fulmen_cli.names import short_name
 from fulmen_cli.output import console, print_json
-from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.train.check import packed, stage_problems_of
+from fulmen_cli.train.references import found_references
 
 __all__ = ["register"]
 
@@ -70,11 +69,8 @@ async def sweep(
     screen = console()
     screen.quiet = output is Output.JSON
     async with connection.open() as client:
-        rollouts = await run_name(plan.data.rollouts, connection, client)
-        plan = replace(plan, data=replace(plan.data, rollouts=rollouts))
-        plan = await with_uploaded_base(connection, client, plan, screen)
-        await require_secrets(client, plan.secrets)
-        named = plan.data.scores
+        named = (await found_references(plan, connection, client)).checked()
+        plan = await with_uploaded_base(connection, client, named.config, screen)
         trials = Trials(
             services=client,
             project=connection.project,
@@ -82,7 +78,7 @@ async def sweep(
             plan=plan,
             bundle=bundle,
             datasets=datasets,
-            inputs={"scores": str((await found_scores(client, named)).name)} if named else {},
+            inputs=dict(named.inputs),
             tell=lambda line: screen.print(line, markup=False, soft_wrap=True),
         )
         await trials.begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,7 +17,6 @@ from fulmen.algorithm.v1 import algorithm_pb2, training_run_pb2, training_run_se
 from fulmen.rpc.services import Services
 from fulmen.train_toml.reader import hint
 from fulmen.train_toml.train import load_train_config, with_overrides
-from fulmen.training.agent_secrets import require_secrets
 from fulmen.training.bundle import Bundle, bundle_lines
 from fulmen.training.following import follow_run
 from fulmen.training.plan import RunNames
@@ -28,13 +27,13 @@ from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.local.record import make_private
 from fulmen_cli.model.transfer import with_uploaded_base
-from fulmen_cli.names import run_name, short_name
+from fulmen_cli.names import short_name
 from fulmen_cli.output import as_dict, console, print_json, print_json_line, print_rows
 from fulmen_cli.rollout.figures import failure_of_run
-from fulmen_cli.rollout.rescore.scores import found_scores
 from fulmen_cli.run.progress import RunProgress
 from fulmen_cli.train.check import check, packed
 from fulmen_cli.train.in_process import run_training, unhurried
+from fulmen_cli.train.references import found_references
 from fulmen_cli.train.report import (
     SamplePair,
     StageOutcome,
@@ -100,7 +99,8 @@ async def train(
 
     --check, which is the same as --dry-run, needs no stack: it checks the files, every line of the data, and the settings of
     every stage by the rules of the algorithm service that is installed here (`fulmen[local]`). Where a stack runs, or a
-    service is named, that is asked which GPUs of its machine the stages would get.
+    service is named, that is asked which GPUs of its machine the stages would get, how long they took before, and whether it
+    would create them: reward models, versions, runs, scores and secrets that are named must exist.
 
     With --output json, prints one event per line, as `fulmen run watch` does; the last line is the summary.
 
@@ -128,10 +128,11 @@ async def train(
     names = RunNames.now(connection.project, plan.name)
     folder = report_dir or connection.state_dir / REPORTS_FOLDER / names.prefix
     async with connection.open() as client:
-        rollouts = await run_name(plan.data.rollouts, connection, client)
-        plan = replace(plan, data=replace(plan.data, rollouts=rollouts))
-        plan = await with_uploaded_base(connection, client, plan, screen)
-        training = Training(services=client, config=plan, bundle=bundle, datasets=datasets, names=names)
+        named = (await found_references(plan, connection, client, in_process=in_process)).checked()
+        plan = await with_uploaded_base(connection, client, named.config, screen)
+        training = Training(
+            services=client, config=plan, bundle=bundle, datasets=datasets, names=names, inputs=dict(named.inputs)
+        )
         stages = await _begun(client, training, screen=screen, in_process=in_process)
         outcomes = await stages.run()
         compared = compared_stage(outcomes)
@@ -164,9 +165,6 @@ async def _begun(client: Services, plan: Training, *, screen: Console, in_proces
     def show(first: Bundle) -> None:
         screen.print("\n".join(bundle_lines(first)), markup=False, soft_wrap=True)
 
-    if plan.config.data.scores:
-        plan.inputs["scores"] = str((await found_scores(client, plan.config.data.scores)).name)
-    await require_secrets(client, plan.config.secrets, in_process=in_process)
     await plan.begin(show_first=show)
     return _Stages(client=client, plan=plan, screen=screen, in_process=in_process)
 

@@ -32,6 +32,7 @@ class StoredRuns:
     def __init__(self, values: dict[tuple[int, int], float | None]) -> None:
         self._values = values
         self.created: list[tuple[int, int, int]] = []
+        self.ended: set[str] = set()
         self.calls_left = 10**9
 
     def _called(self) -> None:
@@ -46,11 +47,16 @@ class StoredRuns:
             self._called()
         return f"{trial}/{rung}"
 
-    async def value(self, run: str) -> tuple[float | None, str]:
+    async def value(self, run: str, steps: int) -> tuple[float | None, str]:
         self._called()
+        assert (*map(int, run.split("/")), steps) in self.created
         trial, rung = map(int, run.split("/"))
         found = self._values[trial, rung]
         return found, "" if found is not None else "failed"
+
+    async def end(self, run: str) -> None:
+        self._called()
+        self.ended.add(run)
 
 
 def reference(values: np.ndarray, factor: int, maximise: bool) -> list[set[int]]:
@@ -80,6 +86,8 @@ async def test_the_trials_of_each_rung_are_those_of_the_paper(rungs, factor, mor
 
     for rung, expected in enumerate(reference(values, factor, maximise)):
         assert {trial for trial, at, _ in runs.created if at == rung} == expected
+    out = {f"{each.trial}/{each.rung}" for each in results if each.rung < rungs - 1}
+    assert runs.ended == out
     assert sorted(each.trial for each in results) == list(range(trials))
     last = [each for each in results if each.rung == rungs - 1]
     assert results[: len(last)] == last

@@ -1,7 +1,7 @@
 """Successive halving over training runs; who is left is a function of the results of the runs alone.
 
 Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
-(arXiv:1502.07943), algorithm 1. A rung trains from the first weights with more steps, so that a schedule is whole.
+(arXiv:1502.07943), algorithm 1. Those that are left train on from where they stopped.
 
 Invariant: nothing is kept but the runs. A sweep that is killed anywhere and begun again finds its runs by their names,
 creates those that are missing, and comes to the same trials.
@@ -44,10 +44,13 @@ class SweepRuns(Protocol):
     """The runs of a sweep."""
 
     async def create(self, trial: int, rung: int, steps: int) -> str:
-        """Creates the run of a trial in a rung, unless it exists; returns the name of its last stage."""
+        """Creates or resumes the run of a trial for a rung, unless that was done; returns the name of its last stage."""
 
-    async def value(self, run: str) -> tuple[float | None, str]:
-        """Waits until a run has ended; returns its metric, or None and why it has none."""
+    async def value(self, run: str, steps: int) -> tuple[float | None, str]:
+        """Waits until a run has done the steps of a rung; returns its metric then, or None and why it has none."""
+
+    async def end(self, run: str) -> None:
+        """Ends a run that is out, if it has not ended."""
 
 
 async def halve(sweep: Sweep, runs: SweepRuns) -> list[TrialResult]:
@@ -59,10 +62,12 @@ async def halve(sweep: Sweep, runs: SweepRuns) -> list[TrialResult]:
     results = [TrialResult(trial=trial) for trial in range(sweep.trials)]
     left = list(range(sweep.trials))
     for rung, (count, steps) in enumerate(sweep.rungs):
-        left = survivors(results, left, count, maximise=sweep.maximise)
+        before, left = left, survivors(results, left, count, maximise=sweep.maximise)
+        for trial in set(before) - set(left):
+            await runs.end(results[trial].run)
         # One after the other, so that runs queue in the order of the trials.
         names = [await runs.create(trial, rung, steps) for trial in left]
-        found = await asyncio.gather(*map(runs.value, names))
+        found = await asyncio.gather(*(runs.value(name, steps) for name in names))
         for trial, name, (value, why) in zip(left, names, found, strict=True):
             results[trial] = TrialResult(trial=trial, rung=rung, steps=steps, value=value, run=name, why=why)
     return [results[trial] for trial in _ranked(results, range(sweep.trials), maximise=sweep.maximise)]

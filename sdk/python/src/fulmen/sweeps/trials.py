@@ -1,4 +1,4 @@
-"""The runs of a sweep at the services: named by sweep, trial and rung, and tagged with what the sweep is made of."""
+"""The runs of a sweep at the services: named by sweep and trial, and tagged with what the sweep is made of."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -129,12 +130,17 @@ class Trials:
             ConfigError: if a run of the name exists that another sweep has made.
         """
         assert self._first is not None, "begin() comes first"
-        config = trial_config(self.plan, self.sweep, self.sweep.settings()[trial], steps)
-        tags = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"rung.{rung}", f"sweep-digest.{self.digest}")
-        names = RunNames(project=self.project, prefix=f"{self.sweep.name}-t{trial}-r{rung}")
-        training = replace(self._first, config=config, names=names, tags=tags)
+        settings, most = self.sweep.settings()[trial], self.sweep.max_steps
+        config = trial_config(self.plan, self.sweep, settings, most if self._continues else steps)
+        tags: tuple[str, ...] = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self.digest}")
+        prefix = f"{self.sweep.name}-t{trial}"
+        if not self._continues:
+            tags, prefix = (*tags, f"rung.{rung}"), f"{prefix}-r{rung}"
+        names = RunNames(project=self.project, prefix=prefix)
+        pause = steps if self._continues and steps < most else 0
+        training = replace(self._first, config=config, names=names, tags=tags, pause_at_step=pause)
         stages = [names.of(number, stage) for number, stage in enumerate(config.stages, start=1)]
-        shown = ", ".join(f"{key} = {value}" for key, value in self.sweep.settings()[trial].items())
+        shown = ", ".join(f"{key} = {value}" for key, value in settings.items())
         # The stages of a training are created together or not at all.
         if (known := await self._found(stages[-1])) is None:
             await training.create()
@@ -146,25 +152,53 @@ class Trials:
                     f"name: the run {known.name} is of a sweep {self.sweep.name} with other settings, data or agent; choose another name"
                 ],
             )
+        elif self._rests_before(known, steps):
+            request = training_run_service_pb2.ResumeTrainingRunRequest(name=known.name, pause_at_step=pause)
+            await self.services.training_runs.ResumeTrainingRun(request)
+            self.tell(f"trial {trial}, to {steps} steps: {shown}")
         return stages[-1]
 
-    async def value(self, run: str) -> tuple[float | None, str]:
+    @staticmethod
+    def _rests_before(run: training_run_pb2.TrainingRun, steps: int) -> bool:
+        """Returns whether a run rests at the end of an earlier rung; one that a person has paused rests elsewhere."""
+        paused = run.state == training_run_pb2.TRAINING_RUN_STATE_PAUSED
+        return paused and 0 < run.pause_at_step < steps and run.step >= run.pause_at_step
+
+    @property
+    def _continues(self) -> bool:
+        """Whether runs go on from rung to rung: if the steps are those of the last stage, and it trains weights."""
+        algorithm, _, setting = self.sweep.steps_setting.partition(".")
+        own = [stage.algorithm for stage in self.plan.stages]
+        assert self._first is not None, "begin() comes first"
+        return setting == "steps" and own.index(algorithm) == len(own) - 1 and self._first.trains(algorithm)
+
+    async def end(self, run: str) -> None:
         """See `SweepRuns`."""
-        value, why = await self._ended(run)
+        await self.services.training_runs.CancelTrainingRun(training_run_service_pb2.CancelTrainingRunRequest(name=run))
+
+    async def value(self, run: str, steps: int) -> tuple[float | None, str]:
+        """See `SweepRuns`."""
+        value, why = await self._reached(run, steps)
         self.tell(f"{run.rpartition('/')[2]}: {f'{value:.4g}' if value is not None else why}")
         return value, why
 
-    async def _ended(self, run: str) -> tuple[float | None, str]:
-        ended = training_run_pb2.TrainingRun(name=run)
-        async for event in follow_run(self.services, run, on_interruption=lambda _: None):
-            if event.HasField("run"):
-                ended = event.run
-        if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
-            state = training_run_pb2.TrainingRunState.Name(ended.state).removeprefix("TRAINING_RUN_STATE_").lower()
-            return None, f"{state}: {ended.failure_message}".removesuffix(": ")
-        found = ended.results.get(self.sweep.metric)
+    async def _reached(self, run: str, steps: int) -> tuple[float | None, str]:
+        """Follows the events of a run from its beginning, so that what it had at an earlier rung is found again."""
+        at = training_run_pb2.TrainingRun(name=run)
+        async with aclosing(follow_run(self.services, run, on_interruption=lambda _: None)) as events:
+            async for event in events:
+                at = event.run if event.HasField("run") else at
+                if at.state == training_run_pb2.TRAINING_RUN_STATE_PAUSED and at.step >= steps == at.pause_at_step:
+                    return self._metric(at)
+        if at.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
+            return self._metric(at)
+        state = training_run_pb2.TrainingRunState.Name(at.state).removeprefix("TRAINING_RUN_STATE_").lower()
+        return None, f"{state}: {at.failure_message}".removesuffix(": ")
+
+    def _metric(self, run: training_run_pb2.TrainingRun) -> tuple[float | None, str]:
+        found = run.results.get(self.sweep.metric)
         if found is None or math.isnan(found):
-            return None, f"has no {self.sweep.metric}, only {', '.join(sorted(ended.results)) or 'no results'}"
+            return None, f"has no {self.sweep.metric}, only {', '.join(sorted(run.results)) or 'no results'}"
         return found, ""
 
     @property

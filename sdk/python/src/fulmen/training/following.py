@@ -33,7 +33,7 @@ MAX_GROUP_BYTES: Final = 256 * 1024 * 1024
 
 async def follow_run(
     client: Services, name: str, *, on_interruption: Callable[[str], None]
-) -> AsyncIterator[training_run_pb2.TrainingRunEvent]:
+) -> AsyncGenerator[training_run_pb2.TrainingRunEvent]:
     """Yields every event of a run once, in order, and ends when no event can follow the one with its final state.
 
     Of a run that was rolled back after it had ended, the events before and after it are yielded.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fulmen.algorithm.v1 import training_run_pb2, training_run_service_pb2
-from fulmen.errors import ArgumentInvalid, SettingsInvalid, Violation
+from fulmen.errors import ArgumentInvalid, ResourceNotFound, SettingsInvalid, Violation
 from fulmen.rpc.services import Services
 from fulmen.train_toml.train import ConfigError, TrainConfig
 from fulmen.training.bundle import Bundle
@@ -40,8 +40,9 @@ class Training:
         bundle: The agent's files.
         datasets: The data by use.
         names: Names of the runs.
-        inputs: Published versions by use; `begin` adds to them.
+        inputs: What is published already, by use, and the earlier run that is read; `begin` adds to them.
         tags: Tags of the runs.
+        pause_at_step: Step after which the last stage pauses; 0 for none.
     """
 
     services: Services
@@ -51,6 +52,7 @@ class Training:
     names: RunNames
     inputs: dict[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    pause_at_step: int = 0
     _algorithms: dict[str, _Known] = field(default_factory=dict)
     _is_published: bool = False
 
@@ -78,6 +80,10 @@ class Training:
             )
             for each in answer.algorithms
         }
+
+    def trains(self, algorithm: str) -> bool:
+        """Returns whether an algorithm of the service trains weights; also if it is not known."""
+        return algorithm not in self._algorithms or self._algorithms[algorithm].trains
 
     async def create(self) -> training_run_pb2.TrainingRun:
         """Creates the runs of all stages; returns the first, whose `stages` names all if there are several."""
@@ -110,7 +116,7 @@ class Training:
     async def problems(self) -> list[str]:
         """Returns every problem that the service has with the stages.
 
-        Before anything is published, all but the inputs is checked.
+        Before the inputs are published, those that are not there yet are left out.
         """
         request = self._request()
         request.validate_only = True
@@ -118,6 +124,8 @@ class Training:
             await self.services.training_runs.CreateTrainingRun(request)
         except (ArgumentInvalid, SettingsInvalid) as error:
             return self._problems(error.violations) if error.violations else [error.message]
+        except ResourceNotFound as error:
+            return [f"There is no {error.metadata.get('resource') or 'such resource'}."]
         return []
 
     def _problems(self, violations: Sequence[Violation]) -> list[str]:
@@ -126,7 +134,8 @@ class Training:
             later = _LATER_STAGE.fullmatch(each.field)
             index, field = (int(later[1]) + 1, later[2]) if later else (0, each.field)
             has_none = field == AGENT_INPUT and self.config.agent is None
-            if self._is_published or has_none or not field.startswith(INPUTS_PREFIX):
+            use = field.removeprefix(INPUTS_PREFIX).partition(":")[0]
+            if self._is_published or has_none or use in self.inputs or not field.startswith(INPUTS_PREFIX):
                 found.append(stage_problem(self.config, index, field, each.description))
         return found
 
@@ -134,7 +143,7 @@ class Training:
         runs: list[training_run_pb2.TrainingRun] = []
         continues = False
         for number, stage in enumerate(self.config.stages, start=1):
-            trains = stage.algorithm not in self._algorithms or self._algorithms[stage.algorithm].trains
+            trains = self.trains(stage.algorithm)
             runs.append(
                 training_run(
                     self.config,
@@ -148,4 +157,5 @@ class Training:
             )
             runs[-1].tags.extend(self.tags)
             continues = continues or trains
+        runs[-1].pause_at_step = self.pause_at_step
         return training_run_service_pb2.CreateTrainingRunRequest(training_run=runs[0], next_stages=runs[1:])

@@ -190,7 +190,8 @@ class Grpo:
         began, tokens = time.monotonic(), await ctx.policy.sampled_tokens()
         while True:
             step = ctx.progress.step
-            validates = step % settings.validate_every == 0 or step == settings.steps
+            last = step == settings.steps
+            validates = step % settings.validate_every == 0 or last or ctx.recorder.pauses
             with ctx.recorder.spending("publish"):
                 # What is validated is what is served.
                 await ctx.policy.publish(behind=settings.write_behind and not validates)
@@ -200,13 +201,13 @@ class Grpo:
                 await self._admit(ctx, order)
             if validates:
                 with ctx.recorder.spending("validate"):
-                    metrics |= await validator.validate(last=step == settings.steps)
+                    metrics |= await validator.validate(last=last)
             if metrics:
                 sampled = await ctx.policy.sampled_tokens()
                 metrics |= _rates(metrics, seconds=time.monotonic() - began, tokens=sampled - tokens)
                 began, tokens = time.monotonic(), sampled
                 await ctx.recorder.end_step(metrics)
-            if step == settings.steps:
+            if last:
                 tell_unchanged(ctx.progress, ctx.notify)
                 return
             with ctx.recorder.spending("generation_wait"):

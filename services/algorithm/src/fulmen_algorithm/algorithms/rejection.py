@@ -117,7 +117,7 @@ class Rejection:
             with ctx.recorder.spending("publish"):
                 await ctx.policy.publish()
                 metrics |= ctx.policy.publish_metrics
-            if step % settings.validate_every == 0 or step == settings.steps:
+            if step % settings.validate_every == 0 or step == settings.steps or ctx.recorder.pauses:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
             if metrics:

@@ -109,7 +109,7 @@ class Replay:
         while True:
             step = ctx.progress.step
             last = step == settings.steps
-            due = validates and (last or step % settings.validate_every == 0)
+            due = validates and (last or ctx.recorder.pauses or step % settings.validate_every == 0)
             if last or due:
                 with ctx.recorder.spending("publish"):
                     await ctx.policy.publish()

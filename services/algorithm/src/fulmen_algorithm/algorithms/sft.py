@@ -71,7 +71,8 @@ class Sft:
                 ctx.recorder.commit()
             if ctx.progress.step == steps:
                 await ctx.policy.publish()
-            if ctx.progress.step % settings.report_every == 0 or ctx.progress.step == steps:
+            ends = ctx.progress.step == steps or ctx.recorder.pauses
+            if ctx.progress.step % settings.report_every == 0 or ends:
                 tokens = sum(row.trained_tokens for row in batch)
                 ctx.recorder.result(loss=result.loss)
                 metrics = {"tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}

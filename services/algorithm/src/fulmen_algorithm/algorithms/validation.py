@@ -54,7 +54,7 @@ class Validator:
         if ctx.progress.step == 0:
             ctx.recorder.result(validation_accuracy_before=accuracy)
             await self._keep_sample("before", groups)
-        if last:
+        if last or ctx.recorder.pauses:
             ctx.recorder.result(validation_accuracy_after=accuracy)
             await self._keep_sample("after", groups)
         if accuracy >= ctx.progress.results.get("validation_accuracy_best", -math.inf):
@@ -87,8 +87,9 @@ class Validator:
     async def _repeated(self, *, last: bool) -> dict[str, float]:
         """Takes the result of the last validation again: steps since then have changed no weights."""
         accuracy = self._ctx.progress.results["validation_accuracy"]
-        if last:
+        if last or self._ctx.recorder.pauses:
             self._ctx.recorder.result(validation_accuracy_after=accuracy)
+        if last:
             await self._conclude(accuracy)
         self._ctx.recorder.validated()
         return {"validation_accuracy": accuracy}

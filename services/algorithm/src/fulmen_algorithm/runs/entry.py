@@ -23,7 +23,7 @@ from fulmen_algorithm.runs.run import RunState, TrainingRun
 
 _log = structlog.get_logger()
 CHANGEABLE = frozenset(
-    {"results", "step", "step_count", "policy_version", "prompt_version", "model_path", "provenance"}
+    {"results", "step", "step_count", "policy_version", "prompt_version", "model_path", "provenance", "pause_at_step"}
 )
 Clock = Callable[[], datetime]
 NOTICES_POSTPONED = 100

@@ -201,6 +201,8 @@ class RunExecutor:
                 discard=(lambda: control.unless_stopped(execution.queue.cancel_all())) if run.uses_rollouts else None,
             )
             entry.update(step=recorder.progress.step)
+            # A run that was killed while it paused has done the step.
+            recorder.pause_if_due()
             recorder.spend("start", time.monotonic() - started)
             context = await self._context(execution, inputs, recorder, trainer, base)
             await self._run(context, algorithm.make(settings), uses_rollouts=run.uses_rollouts)

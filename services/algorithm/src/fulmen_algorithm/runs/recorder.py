@@ -31,7 +31,7 @@ from fulmen_algorithm.runs.collapse import (
     fall,
     rewarded,
 )
-from fulmen_algorithm.runs.control import RunControl
+from fulmen_algorithm.runs.control import RunControl, StopReason
 from fulmen_algorithm.runs.creation.starting_point import StartingPoint, branch_of
 from fulmen_algorithm.runs.entry import Entry
 from fulmen_algorithm.runs.events import StepMetrics
@@ -316,6 +316,22 @@ class Recorder:
         if step == self.steps or (step and step % self._every == 0):
             with self.spending("checkpoint"):
                 await self.checkpoint(behind=self._writes_behind and step != self.steps)
+        self.pause_if_due()
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the run pauses after the present step, and so is to measure what it would measure at its end."""
+        step, pause = self.progress.step, self._entry.run.pause_at_step
+        return 0 < pause <= step and (step < self.steps or not self.steps)
+
+    def pause_if_due(self) -> None:
+        """Stops the run if it was asked to, or is to pause after the present step.
+
+        Raises:
+            Interrupted: if so.
+        """
+        if self.pauses:
+            self._control.request(StopReason.PAUSE)
         self._control.check()
 
     async def checkpoint(self, *, behind: bool = False) -> None:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
-from fulmen.errors import QuotaExceeded, TrainingRunExists, TrainingRunNotFound, TrainingRunStateInvalid
+from fulmen.errors import (
+    ArgumentInvalid,
+    QuotaExceeded,
+    TrainingRunExists,
+    TrainingRunNotFound,
+    TrainingRunStateInvalid,
+    Violation,
+)
 from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.persistence.run_storage import RunStorage
@@ -324,16 +331,29 @@ class RunRegistry:
             raise TrainingRunStateInvalid(f"A run that is {run.state} cannot be paused.", state=run.state)
         return self.entry(name).run
 
-    def resume(self, name: str) -> TrainingRun:
+    def resume(self, name: str, *, pause_at_step: int = 0) -> TrainingRun:
         """Lets a paused run wait for a slot; withdraws a pause that has not taken effect.
+
+        Args:
+            name: The run.
+            pause_at_step: Step after which it pauses again; 0 for none.
 
         Raises:
             TrainingRunStateInvalid: if it has ended.
+            ArgumentInvalid: if it has done that step.
         """
-        run = self.entry(name).run
+        entry = self.entry(name)
+        run = entry.run
+        if pause_at_step and pause_at_step <= run.step:
+            text = f"must be more than {run.step}, the steps that the run has done"
+            raise ArgumentInvalid(
+                "The request is malformed.", violations=[Violation(field="pause_at_step", description=text)]
+            )
         if run.state is RunState.PAUSED:
-            self.move(name, RunState.PENDING)
+            pending = moved(run, RunState.PENDING, now=self._clock())
+            self._changed_to(entry, replace(pending, pause_at_step=pause_at_step))
         elif run.runnable:
+            entry.update(pause_at_step=pause_at_step)
             if name in self.active:
                 self.active[name].control.withdraw()
         else:

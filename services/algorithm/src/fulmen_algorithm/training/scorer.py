@@ -18,10 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from fulmen_algorithm.training.heads import AFTER_HEAD, LOGITS_AT_ONCE, setting_after_head
 from fulmen_algorithm.training.token_entropy import entropy_of
 
-LOGITS_AT_ONCE = 2**25
-"""Maximum number of logits in one piece, 128 MiB in float32."""
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 _RELATIVE_IN_BF16 = 0.05
 _LEAK = 1e-5
@@ -29,16 +28,6 @@ _LEAK = 1e-5
 of an untrained model leaks 4e-4."""
 _LARGE = 1000.0
 """Logits that no cap leaves as they are."""
-_UNSET = (None, 0, False)
-_AFTER_HEAD = {
-    "final_logit_softcapping": _UNSET,  # Gemma 2, 3n and 4, VaultGemma, NanoChat
-    "output_logit_soft_cap": _UNSET,  # xLSTM
-    "logits_soft_cap": _UNSET,  # RecurrentGemma
-    "logit_scale": (*_UNSET, 1.0),  # Cohere
-    "logits_scaling": (*_UNSET, 1.0),  # Granite
-    "lm_head_multiplier": (*_UNSET, 1.0),  # Falcon H1
-}
-"""Settings of configurations that say what follows the head, and the values with which nothing does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +199,7 @@ def _difference(model: PreTrainedModel, line: Tensor, positions: Tensor, logits:
 
 def _has_plain_head(model: PreTrainedModel, line: Tensor, positions: Tensor, logits: Tensor) -> bool:
     config: Any = model.config.get_text_config()
-    if any(getattr(config, name, None) not in values for name, values in _AFTER_HEAD.items()):
+    if setting_after_head({name: getattr(config, name, None) for name in AFTER_HEAD}):
         return False
     try:
         decoder, head = parts_of(model)

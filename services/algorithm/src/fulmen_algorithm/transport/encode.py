@@ -39,6 +39,7 @@ def draft(message: pb.TrainingRun, request_id: str) -> RunDraft:
         policy=policy_spec(message.policy),
         inputs=dict(message.inputs),
         request_id=request_id,
+        pause_at_step=message.pause_at_step,
     )
 
 
@@ -94,6 +95,7 @@ def training_run(run: TrainingRun, *, owner_address: str = "", waiting: str = ""
         stages=run.stages,
         prompt_version=run.prompt_version,
         tags=run.tags,
+        pause_at_step=run.pause_at_step,
     )
 
 

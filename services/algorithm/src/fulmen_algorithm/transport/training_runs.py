@@ -3,6 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
 from typing import cast
 from weakref import WeakValueDictionary
 
@@ -27,8 +30,9 @@ from fulmen.ids import MAX_TRAINING_RUN
 from fulmen_algorithm.persistence.checkpoints import Checkpoint
 from fulmen_algorithm.runs.algorithm import Registry
 from fulmen_algorithm.runs.creation.descriptions import description_problems
+from fulmen_algorithm.runs.creation.measured import measured_steps
 from fulmen_algorithm.runs.creation.rules import CreationRules, RunDraft
-from fulmen_algorithm.runs.creation.stages import checked_runs, gpu_plans
+from fulmen_algorithm.runs.creation.stages import MAX_STAGES, checked_runs, gpu_plans
 from fulmen_algorithm.runs.entry import Clock, Entry
 from fulmen_algorithm.runs.events import Event
 from fulmen_algorithm.runs.execution import Connections
@@ -103,10 +107,18 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def PlanTrainingRun(
         self, request: pb.PlanTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.PlanTrainingRunResponse:
-        """Plans the GPUs of a run, and of the stages that follow it."""
-        drafts = [encode.draft(each, "") for each in (request.training_run, *request.next_stages)]
-        plans = await gpu_plans(drafts, self._rules)
-        return pb.PlanTrainingRunResponse(plans=[pb.GpuPlan(text=each.text, problems=each.problems) for each in plans])
+        """Plans the GPUs of a run, and of the stages that follow it, and says what runs like them measured."""
+        asked = request.training_run
+        project = require_project(asked.project or project_in(asked.name))
+        messages = (asked, *islice(request.next_stages, MAX_STAGES - 1))
+        drafts = [replace(encode.draft(each, ""), project=project) for each in messages]
+        rules = self._rules
+        plans = await gpu_plans(drafts, rules)
+        measured = await measured_steps(drafts, algorithms=rules.registry, runs=self._runs, device=rules.device)
+        return pb.PlanTrainingRunResponse(
+            plans=[pb.GpuPlan(text=each.text, problems=each.problems) for each in plans],
+            measured=[pb.MeasuredSteps(**asdict(each)) for each in measured],
+        )
 
     async def _create(self, runs: Sequence[TrainingRun], drafts: Sequence[RunDraft]) -> TrainingRun:
         """Records runs at the store, then here; returns the first, or that of an equal request to another service."""
@@ -188,7 +200,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         self, request: pb.ResumeTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.ResumeTrainingRunResponse:
         """Resumes a paused run."""
-        changed = await self._changed(request.name, self._runs.resume, "ResumeTrainingRun", request, context)
+        resume = partial(self._runs.resume, pause_at_step=request.pause_at_step)
+        changed = await self._changed(request.name, resume, "ResumeTrainingRun", request, context)
         if isinstance(changed, Entry):
             return pb.ResumeTrainingRunResponse(training_run=self._message(changed))
         return cast(pb.ResumeTrainingRunResponse, changed)

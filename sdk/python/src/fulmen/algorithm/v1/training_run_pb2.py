@@ -26,7 +26,7 @@ from fulmen.type.v1 import reward_distribution_pb2 as fulmen_dot_type_dot_v1_dot
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fulmen/algorithm/v1/training_run.proto\x12\x13\x66ulmen.algorithm.v1\x1a(fulmen/type/v1/reward_distribution.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xce\x07\n\x0bTrainingRun\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12\x11\n\talgorithm\x18\x04 \x01(\t\x12\x15\n\rsettings_json\x18\x05 \x01(\t\x12/\n\x06policy\x18\x06 \x01(\x0b\x32\x1f.fulmen.algorithm.v1.PolicySpec\x12<\n\x06inputs\x18\x07 \x03(\x0b\x32,.fulmen.algorithm.v1.TrainingRun.InputsEntry\x12\x34\n\x05state\x18\x08 \x01(\x0e\x32%.fulmen.algorithm.v1.TrainingRunState\x12\x17\n\x0f\x66\x61ilure_message\x18\t \x01(\t\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x12\n\nstep_count\x18\x0b \x01(\x03\x12\x16\n\x0epolicy_version\x18\x0c \x01(\t\x12\x12\n\nmodel_path\x18\r \x01(\t\x12>\n\x07results\x18\x0e \x03(\x0b\x32-.fulmen.algorithm.v1.TrainingRun.ResultsEntry\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x44\n\nprovenance\x18\x12 \x03(\x0b\x32\x30.fulmen.algorithm.v1.TrainingRun.ProvenanceEntry\x12\x16\n\x0erollback_count\x18\x13 \x01(\x05\x12\x15\n\rowner_address\x18\x14 \x01(\t\x12\x16\n\x0ewaiting_reason\x18\x15 \x01(\t\x12\x0e\n\x06stages\x18\x16 \x03(\t\x12\x16\n\x0eprompt_version\x18\x17 \x01(\t\x12\x14\n\x0c\x65ngine_count\x18\x18 \x01(\x05\x12\x1a\n\x12ready_engine_count\x18\x19 \x01(\x05\x12\x0c\n\x04tags\x18\x1a \x03(\t\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cResultsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fProvenanceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"i\n\nPolicySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07version\x18\x02 \x01(\tH\x00\x12\x0e\n\x04path\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x62uild\x18\x04 \x01(\tH\x00\x12\x0e\n\x04\x62\x61se\x18\x05 \x01(\tH\x00\x42\t\n\x07initial\"\xf2\x01\n\x10TrainingRunEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x03run\x18\x03 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRunH\x00\x12\x30\n\x04step\x18\x04 \x01(\x0b\x32 .fulmen.algorithm.v1.StepMetricsH\x00\x12\x30\n\x06notice\x18\x05 \x01(\x0b\x32\x1e.fulmen.algorithm.v1.RunNoticeH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0bStepMetrics\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12<\n\x06values\x18\x02 \x03(\x0b\x32,.fulmen.algorithm.v1.StepMetrics.ValuesEntry\x12\x33\n\x07rewards\x18\x03 \x01(\x0b\x32\".fulmen.type.v1.RewardDistribution\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\".\n\tRunNotice\x12\x10\n\x08severity\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc1\x01\n\nCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12\x18\n\x0breward_mean\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_reward_mean*\xf8\x01\n\x10TrainingRunState\x12\"\n\x1eTRAINING_RUN_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTRAINING_RUN_STATE_PENDING\x10\x01\x12\x1e\n\x1aTRAINING_RUN_STATE_RUNNING\x10\x02\x12\x1d\n\x19TRAINING_RUN_STATE_PAUSED\x10\x03\x12 \n\x1cTRAINING_RUN_STATE_SUCCEEDED\x10\x04\x12\x1d\n\x19TRAINING_RUN_STATE_FAILED\x10\x05\x12 \n\x1cTRAINING_RUN_STATE_CANCELLED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&fulmen/algorithm/v1/training_run.proto\x12\x13\x66ulmen.algorithm.v1\x1a(fulmen/type/v1/reward_distribution.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x07\n\x0bTrainingRun\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\x12\x11\n\talgorithm\x18\x04 \x01(\t\x12\x15\n\rsettings_json\x18\x05 \x01(\t\x12/\n\x06policy\x18\x06 \x01(\x0b\x32\x1f.fulmen.algorithm.v1.PolicySpec\x12<\n\x06inputs\x18\x07 \x03(\x0b\x32,.fulmen.algorithm.v1.TrainingRun.InputsEntry\x12\x34\n\x05state\x18\x08 \x01(\x0e\x32%.fulmen.algorithm.v1.TrainingRunState\x12\x17\n\x0f\x66\x61ilure_message\x18\t \x01(\t\x12\x0c\n\x04step\x18\n \x01(\x03\x12\x12\n\nstep_count\x18\x0b \x01(\x03\x12\x16\n\x0epolicy_version\x18\x0c \x01(\t\x12\x12\n\nmodel_path\x18\r \x01(\t\x12>\n\x07results\x18\x0e \x03(\x0b\x32-.fulmen.algorithm.v1.TrainingRun.ResultsEntry\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x44\n\nprovenance\x18\x12 \x03(\x0b\x32\x30.fulmen.algorithm.v1.TrainingRun.ProvenanceEntry\x12\x16\n\x0erollback_count\x18\x13 \x01(\x05\x12\x15\n\rowner_address\x18\x14 \x01(\t\x12\x16\n\x0ewaiting_reason\x18\x15 \x01(\t\x12\x0e\n\x06stages\x18\x16 \x03(\t\x12\x16\n\x0eprompt_version\x18\x17 \x01(\t\x12\x14\n\x0c\x65ngine_count\x18\x18 \x01(\x05\x12\x1a\n\x12ready_engine_count\x18\x19 \x01(\x05\x12\x0c\n\x04tags\x18\x1a \x03(\t\x12\x15\n\rpause_at_step\x18\x1b \x01(\x03\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a.\n\x0cResultsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fProvenanceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"i\n\nPolicySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\x07version\x18\x02 \x01(\tH\x00\x12\x0e\n\x04path\x18\x03 \x01(\tH\x00\x12\x0f\n\x05\x62uild\x18\x04 \x01(\tH\x00\x12\x0e\n\x04\x62\x61se\x18\x05 \x01(\tH\x00\x42\t\n\x07initial\"\xf2\x01\n\x10TrainingRunEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12.\n\nevent_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x03run\x18\x03 \x01(\x0b\x32 .fulmen.algorithm.v1.TrainingRunH\x00\x12\x30\n\x04step\x18\x04 \x01(\x0b\x32 .fulmen.algorithm.v1.StepMetricsH\x00\x12\x30\n\x06notice\x18\x05 \x01(\x0b\x32\x1e.fulmen.algorithm.v1.RunNoticeH\x00\x42\x07\n\x05\x65vent\"\xbd\x01\n\x0bStepMetrics\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12<\n\x06values\x18\x02 \x03(\x0b\x32,.fulmen.algorithm.v1.StepMetrics.ValuesEntry\x12\x33\n\x07rewards\x18\x03 \x01(\x0b\x32\".fulmen.type.v1.RewardDistribution\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\".\n\tRunNotice\x12\x10\n\x08severity\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xc1\x01\n\nCheckpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0epolicy_version\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12\x18\n\x0breward_mean\x18\x07 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_reward_mean*\xf8\x01\n\x10TrainingRunState\x12\"\n\x1eTRAINING_RUN_STATE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTRAINING_RUN_STATE_PENDING\x10\x01\x12\x1e\n\x1aTRAINING_RUN_STATE_RUNNING\x10\x02\x12\x1d\n\x19TRAINING_RUN_STATE_PAUSED\x10\x03\x12 \n\x1cTRAINING_RUN_STATE_SUCCEEDED\x10\x04\x12\x1d\n\x19TRAINING_RUN_STATE_FAILED\x10\x05\x12 \n\x1cTRAINING_RUN_STATE_CANCELLED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,26 +41,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAININGRUN_PROVENANCEENTRY']._serialized_options = b'8\001'
   _globals['_STEPMETRICS_VALUESENTRY']._loaded_options = None
   _globals['_STEPMETRICS_VALUESENTRY']._serialized_options = b'8\001'
-  _globals['_TRAININGRUNSTATE']._serialized_start=1904
-  _globals['_TRAININGRUNSTATE']._serialized_end=2152
+  _globals['_TRAININGRUNSTATE']._serialized_start=1927
+  _globals['_TRAININGRUNSTATE']._serialized_end=2175
   _globals['_TRAININGRUN']._serialized_start=139
-  _globals['_TRAININGRUN']._serialized_end=1113
-  _globals['_TRAININGRUN_INPUTSENTRY']._serialized_start=969
-  _globals['_TRAININGRUN_INPUTSENTRY']._serialized_end=1014
-  _globals['_TRAININGRUN_RESULTSENTRY']._serialized_start=1016
-  _globals['_TRAININGRUN_RESULTSENTRY']._serialized_end=1062
-  _globals['_TRAININGRUN_PROVENANCEENTRY']._serialized_start=1064
-  _globals['_TRAININGRUN_PROVENANCEENTRY']._serialized_end=1113
-  _globals['_POLICYSPEC']._serialized_start=1115
-  _globals['_POLICYSPEC']._serialized_end=1220
-  _globals['_TRAININGRUNEVENT']._serialized_start=1223
-  _globals['_TRAININGRUNEVENT']._serialized_end=1465
-  _globals['_STEPMETRICS']._serialized_start=1468
-  _globals['_STEPMETRICS']._serialized_end=1657
-  _globals['_STEPMETRICS_VALUESENTRY']._serialized_start=1612
-  _globals['_STEPMETRICS_VALUESENTRY']._serialized_end=1657
-  _globals['_RUNNOTICE']._serialized_start=1659
-  _globals['_RUNNOTICE']._serialized_end=1705
-  _globals['_CHECKPOINT']._serialized_start=1708
-  _globals['_CHECKPOINT']._serialized_end=1901
+  _globals['_TRAININGRUN']._serialized_end=1136
+  _globals['_TRAININGRUN_INPUTSENTRY']._serialized_start=992
+  _globals['_TRAININGRUN_INPUTSENTRY']._serialized_end=1037
+  _globals['_TRAININGRUN_RESULTSENTRY']._serialized_start=1039
+  _globals['_TRAININGRUN_RESULTSENTRY']._serialized_end=1085
+  _globals['_TRAININGRUN_PROVENANCEENTRY']._serialized_start=1087
+  _globals['_TRAININGRUN_PROVENANCEENTRY']._serialized_end=1136
+  _globals['_POLICYSPEC']._serialized_start=1138
+  _globals['_POLICYSPEC']._serialized_end=1243
+  _globals['_TRAININGRUNEVENT']._serialized_start=1246
+  _globals['_TRAININGRUNEVENT']._serialized_end=1488
+  _globals['_STEPMETRICS']._serialized_start=1491
+  _globals['_STEPMETRICS']._serialized_end=1680
+  _globals['_STEPMETRICS_VALUESENTRY']._serialized_start=1635
+  _globals['_STEPMETRICS_VALUESENTRY']._serialized_end=1680
+  _globals['_RUNNOTICE']._serialized_start=1682
+  _globals['_RUNNOTICE']._serialized_end=1728
+  _globals['_CHECKPOINT']._serialized_start=1731
+  _globals['_CHECKPOINT']._serialized_end=1924
 # @@protoc_insertion_point(module_scope)

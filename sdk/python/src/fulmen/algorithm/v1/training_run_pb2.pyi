@@ -26,7 +26,7 @@ TRAINING_RUN_STATE_FAILED: TrainingRunState
 TRAINING_RUN_STATE_CANCELLED: TrainingRunState
 
 class TrainingRun(_message.Message):
-    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version", "engine_count", "ready_engine_count", "tags")
+    __slots__ = ("name", "project", "display_name", "algorithm", "settings_json", "policy", "inputs", "state", "failure_message", "step", "step_count", "policy_version", "model_path", "results", "create_time", "start_time", "end_time", "provenance", "rollback_count", "owner_address", "waiting_reason", "stages", "prompt_version", "engine_count", "ready_engine_count", "tags", "pause_at_step")
     class InputsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class TrainingRun(_message.Message):
     ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
     READY_ENGINE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_AT_STEP_FIELD_NUMBER: _ClassVar[int]
     name: str
     project: str
     display_name: str
@@ -100,7 +101,8 @@ class TrainingRun(_message.Message):
     engine_count: int
     ready_engine_count: int
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ..., engine_count: _Optional[int] = ..., ready_engine_count: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    pause_at_step: int
+    def __init__(self, name: _Optional[str] = ..., project: _Optional[str] = ..., display_name: _Optional[str] = ..., algorithm: _Optional[str] = ..., settings_json: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., inputs: _Optional[_Mapping[str, str]] = ..., state: _Optional[_Union[TrainingRunState, str]] = ..., failure_message: _Optional[str] = ..., step: _Optional[int] = ..., step_count: _Optional[int] = ..., policy_version: _Optional[str] = ..., model_path: _Optional[str] = ..., results: _Optional[_Mapping[str, float]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., provenance: _Optional[_Mapping[str, str]] = ..., rollback_count: _Optional[int] = ..., owner_address: _Optional[str] = ..., waiting_reason: _Optional[str] = ..., stages: _Optional[_Iterable[str]] = ..., prompt_version: _Optional[str] = ..., engine_count: _Optional[int] = ..., ready_engine_count: _Optional[int] = ..., tags: _Optional[_Iterable[str]] = ..., pause_at_step: _Optional[int] = ...) -> None: ...
 
 class PolicySpec(_message.Message):
     __slots__ = ("name", "version", "path", "build", "base")

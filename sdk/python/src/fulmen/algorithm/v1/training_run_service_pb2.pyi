@@ -47,10 +47,24 @@ class PlanTrainingRunRequest(_message.Message):
     def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ..., next_stages: _Optional[_Iterable[_Union[_training_run_pb2.TrainingRun, _Mapping]]] = ...) -> None: ...
 
 class PlanTrainingRunResponse(_message.Message):
-    __slots__ = ("plans",)
+    __slots__ = ("plans", "measured")
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     plans: _containers.RepeatedCompositeFieldContainer[GpuPlan]
-    def __init__(self, plans: _Optional[_Iterable[_Union[GpuPlan, _Mapping]]] = ...) -> None: ...
+    measured: _containers.RepeatedCompositeFieldContainer[MeasuredSteps]
+    def __init__(self, plans: _Optional[_Iterable[_Union[GpuPlan, _Mapping]]] = ..., measured: _Optional[_Iterable[_Union[MeasuredSteps, _Mapping]]] = ...) -> None: ...
+
+class MeasuredSteps(_message.Message):
+    __slots__ = ("training_run", "steps", "step_seconds", "packing_efficiency")
+    TRAINING_RUN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PACKING_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
+    training_run: str
+    steps: int
+    step_seconds: float
+    packing_efficiency: float
+    def __init__(self, training_run: _Optional[str] = ..., steps: _Optional[int] = ..., step_seconds: _Optional[float] = ..., packing_efficiency: _Optional[float] = ...) -> None: ...
 
 class GpuPlan(_message.Message):
     __slots__ = ("text", "problems")
@@ -139,10 +153,12 @@ class PauseTrainingRunResponse(_message.Message):
     def __init__(self, training_run: _Optional[_Union[_training_run_pb2.TrainingRun, _Mapping]] = ...) -> None: ...
 
 class ResumeTrainingRunRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "pause_at_step")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_AT_STEP_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    pause_at_step: int
+    def __init__(self, name: _Optional[str] = ..., pause_at_step: _Optional[int] = ...) -> None: ...
 
 class ResumeTrainingRunResponse(_message.Message):
     __slots__ = ("training_run",)

@@ -134,7 +134,8 @@ class TrainingRunServiceServicer(object):
     def PlanTrainingRun(self, request, context):
         """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any, and
         where its ranks and engines would be on clusters, which are asked what they have. A cluster that does not answer in 30 s is
-        named. Only algorithms and settings are read; nothing is created or kept.
+        named. Also says what earlier runs of the project with the same algorithm, model and settings measured. Inputs are not
+        read; nothing is created or kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +175,7 @@ class TrainingRunServiceServicer(object):
     def ResumeTrainingRun(self, request, context):
         """Resumes a paused run when a run slot is free; cancels a pause that has not taken effect. Idempotent.
 
-        Errors: `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `pause_at_step` is not after the steps that the run has done; `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -181,7 +181,7 @@ async def train_on_answers(
         last = ctx.progress.step == steps
         if last:
             await ctx.policy.publish()
-        if not last and ctx.progress.step % settings.report_every:
+        if not (last or ctx.recorder.pauses) and ctx.progress.step % settings.report_every:
             await ctx.recorder.end_quiet_step()
             continue
         tokens = sum(answer.tokens for answer in batch.answers)

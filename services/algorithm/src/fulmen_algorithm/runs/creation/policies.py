@@ -53,13 +53,13 @@ async def place_problems(
 
 
 async def version_problems(policy: PolicySpec, resources: ResourceStore) -> list[Violation]:
-    """Checks that a version exists; malformed names are reported elsewhere.
-
-    Raises:
-        ResourceNotFound: if a named version does not exist.
-    """
+    """Checks that a version exists; malformed names are reported elsewhere."""
     if policy.origin is PolicyOrigin.VERSION and PINNED.fullmatch(policy.source):
-        await resources.get(policy.source)
+        try:
+            await resources.get(policy.source)
+        except ResourceNotFound:
+            text = f"there is no {policy.source} in the project of the run"
+            return [Violation(field="policy.version", description=text)]
     if policy.origin is PolicyOrigin.NEWEST and POLICY_NAME.fullmatch(policy.name):
         try:
             await resources.get(f"resources/policy.{policy.name}")

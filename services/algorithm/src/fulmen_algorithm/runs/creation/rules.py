@@ -75,6 +75,7 @@ class RunDraft:
     inputs: Mapping[str, str]
     request_id: str = ""
     tags: tuple[str, ...] = ()
+    pause_at_step: int = 0
 
 
 def digest(*stages: RunDraft) -> str:
@@ -85,7 +86,8 @@ def digest(*stages: RunDraft) -> str:
 def _parts(draft: RunDraft) -> list[object]:
     parts = [draft.project, draft.display_name, draft.algorithm, draft.settings_json, sorted(draft.inputs.items())]
     policy = [draft.policy.name, draft.policy.origin.value, draft.policy.source]
-    return [*parts, policy, *([list(draft.tags)] if draft.tags else [])]
+    pause = [draft.pause_at_step] if draft.pause_at_step else []
+    return [*parts, policy, *([list(draft.tags)] if draft.tags else []), *pause]
 
 
 def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Settings:
@@ -336,6 +338,8 @@ def _problems(draft: RunDraft) -> list[Violation]:
     found = []
     if draft.name and not _is_run_of(draft.project, draft.name):
         found.append(Violation(field="name", description=RUN_FORM))
+    if draft.pause_at_step < 0:
+        found.append(Violation(field="pause_at_step", description="must be 0 or more"))
     found += description_problems(draft.display_name, draft.tags)
     return found
 

@@ -64,6 +64,7 @@ async def checked_runs(
                     name=names[index],
                     display_name=draft.display_name,
                     tags=draft.tags,
+                    pause_at_step=draft.pause_at_step,
                     algorithm=draft.algorithm,
                     settings_json=settings.model_dump_json(),
                     policy=draft.policy,
