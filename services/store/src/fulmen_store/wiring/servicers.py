@@ -55,9 +55,8 @@ from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.watch import ResourceWatcher
 from fulmen_store.retention.retention import (
     AgeRetention,
-    CallRetention,
+    RecordRetention,
     Retention,
-    StoredResponseRetention,
     UsageRetention,
 )
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
@@ -367,7 +366,7 @@ def _audit(basis: _Basis) -> tuple[AuditService, AuditWriter]:
 def _calls(basis: _Basis) -> CallService:
     queue = basis.queue
     table = CallTable(basis.database, max_bytes=basis.settings.recorded_bytes_per_project, metrics=queue.metrics)
-    basis.roles["call-retention"] = CallRetention(table=table)
+    basis.roles["call-retention"] = RecordRetention(table=table)
     return CallService(table=table, projects=queue.project_names)
 
 
@@ -380,7 +379,7 @@ def _stored_responses(basis: _Basis) -> StoredResponseService:
         metrics=queue.metrics,
     )
     basis.roles["response-committer"] = table.committer
-    basis.roles["response-retention"] = StoredResponseRetention(table=table)
+    basis.roles["response-retention"] = RecordRetention(table=table)
     return StoredResponseService(table=table, projects=queue.project_names)
 
 
