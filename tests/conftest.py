@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests.support import forked
+from tests.support.folders import short_folder
 from tests.support.soak import SOAK
 
 # Before anything imports torch or numpy: with more threads than idle cores they run several times slower.
@@ -33,9 +32,6 @@ forked.install()
 # interrupt would go on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# sun_path holds 104 bytes on macOS and 108 on Linux; pytest's own tmp_path is often longer than that.
-SHORT_TEMP_ROOT = "/tmp"
 
 # How long an example takes says more of the machine than of the code. `make test SOAK=10` tries ten times as many.
 hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=30 * SOAK)
@@ -116,6 +112,5 @@ def database_url() -> Iterator[str]:
 @pytest.fixture
 def short_tmp_path() -> Iterator[Path]:
     """Yields an empty folder whose path leaves room for the name of a Unix socket; removes it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir=SHORT_TEMP_ROOT))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with short_folder() as folder:
+        yield folder

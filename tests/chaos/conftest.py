@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest_asyncio
 from fulmen.rpc.services import connect
 from tests.support.algorithm.models import build_model
 from tests.support.chaos.killed_training import Arena
+from tests.support.folders import short_folder
 from tests.support.stack import running_stack, stack_targets
 
 TASKS = 64
@@ -26,9 +26,8 @@ SLOTS = 6
 @pytest.fixture(scope="package")
 def arena_folder() -> Iterator[Path]:
     """Yields a folder whose path leaves room for the name of a Unix socket; removes it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

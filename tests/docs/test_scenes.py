@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import fulmen
 from tests.docs.accounts import first_line
 from tests.docs.scenes import SCENES, Scene
 from tests.support.docs.blocks import blocks
+from tests.support.folders import short_folder
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(300)]
 
@@ -25,10 +24,8 @@ LIMIT_S = 120
 @pytest.fixture(scope="module")
 def state_dir() -> Iterator[Path]:
     """Yields the state directory of a running stack."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    with fulmen.local(folder):
+    with short_folder() as folder, fulmen.local(folder):
         yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)

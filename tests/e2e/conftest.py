@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest_asyncio
 
 from fulmen.rpc.services import connect
 from tests.support.end_to_end import MainJob, World
+from tests.support.folders import short_folder
 from tests.support.stack import running_stack, stack_targets
 
 SLOTS = 32
@@ -24,9 +23,8 @@ SHORT_FORM = {"sft.steps": "400", "grpo.steps": "8", "grpo.warmup_steps": "4", "
 @pytest.fixture(scope="package")
 def world_folder() -> Iterator[Path]:
     """Yields a folder whose path leaves room for the name of a Unix socket; removes it afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")

@@ -9,7 +9,6 @@ import importlib
 import inspect
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import fulmen
 from fulmen.errors import ResourceNotFound, RolloutNotFound
 from fulmen_cli.exits import Exit
 from tests.support.algorithm.models import small_model
+from tests.support.folders import short_folder
 
 # The first test starts the stack, and two train.
 pytestmark = pytest.mark.timeout(600)
@@ -37,9 +37,8 @@ LEAST_EXAMPLES = 20
 @pytest.fixture(scope="module")
 def state_dir() -> Iterator[Path]:
     """Yields the state directory of a stack of this module's own: examples say what is in an empty one."""
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import pytest
 from fulmen.scores import Scores, read_scores
 from fulmen.store.v1 import resource_service_pb2, rollout_pb2
 from fulmen.trajectories.stored import read_stored
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.step import logprobs_of
 from tests.support.algorithm.runs import list_rollouts
 from tests.support.algorithm.training import AGENT, BUILDER
 from tests.support.cli.commands import Done

@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.distributions import DISTRIBUTIONS, ROOT
+from tests.support.folders import short_folder
 from tests.support.packages import VERSION, install, installed, wheels
 
 # Building, installing torch and training.
@@ -41,11 +41,10 @@ def everything() -> Iterator[Path]:
     """Yields the programs of an environment with `fulmen[local]`, all of it from wheels."""
     own = dict(wheels())
     requirements = [f"{own.pop('fulmen')}[local]", *map(str, own.values())]
-    folder = Path(tempfile.mkdtemp(prefix="fulmen-", dir="/tmp"))
-    # PostgreSQL does not run as root: another user must be able to read it.
-    folder.chmod(0o755)
-    yield install(folder / "whole", requirements, with_torch=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    with short_folder() as folder:
+        # PostgreSQL does not run as root: another user must be able to read it.
+        folder.chmod(0o755)
+        yield install(folder / "whole", requirements, with_torch=True)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from fulmen_algorithm.clients.forked_child import ModuleStarter
 from fulmen_algorithm.engines.process import EngineProcess
 from fulmen_algorithm.policy.engine_settings import EmbeddedEngine
 from fulmen_algorithm.runs.ports import EngineCount
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.step import logprobs_of
 from tests.support.algorithm.embedded_engine import CLIENT_DEADLINE
 from tests.support.algorithm.replicated import (
     CALLS,

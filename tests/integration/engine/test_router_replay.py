@@ -15,11 +15,12 @@ from fulmen.routed_experts import read_npy
 from fulmen_algorithm.engines.embedded.__main__ import arguments, build
 from fulmen_algorithm.engines.embedded.routing import RoutesUnknown
 from fulmen_algorithm.training.engine_mismatch import engine_mismatch
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.router_replay import expert_blocks
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, train_batch
+from fulmen_algorithm.training.step import train_batch
 from tests.support.algorithm.embedded_engine import chat_body, logprobs_in
 from tests.support.algorithm.mixture import LAYERS, TOP_K, mixture_folder
 
@@ -128,7 +129,7 @@ async def test_an_engine_whose_routers_differ_agrees_with_the_trainer_only_when_
     assert max(alone) < 1e-5
 
     from fulmen_algorithm.training.optimizer import OptimizerSettings
-    from fulmen_algorithm.training.step import make_state
+    from fulmen_algorithm.training.state import make_state
 
     batch = BatchSettings(measure_mismatch=True)
     state = make_state(policy, OptimizerSettings(learning_rate=1e-4))

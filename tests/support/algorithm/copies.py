@@ -17,12 +17,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.compute import ComputeSettings, Fsdp2, ParallelSettings
+from fulmen_algorithm.training.micro_batches import micro_batches
 from fulmen_algorithm.training.parallel import AllReduce
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.scorer import layers_of
 from fulmen_algorithm.training.settings import AdamW, OptimizerSettings, StepSettings, UpdateRule
-from fulmen_algorithm.training.step import micro_batches, sft_step
+from fulmen_algorithm.training.step import sft_step
 from fulmen_exchange.codecs.codec import RESIDUAL
 from fulmen_exchange.parts import local
 from fulmen_exchange.ranks import Ranks, StepInfo

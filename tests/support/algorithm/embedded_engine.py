@@ -15,10 +15,10 @@ from aiohttp import web
 
 from fulmen_algorithm.engines.embedded.__main__ import arguments, build
 from fulmen_algorithm.engines.embedded.generator import Generator
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.step import logprobs_of
 from tests.support.algorithm.models import small_model
 
 CLIENT_DEADLINE = aiohttp.ClientTimeout(total=60)

@@ -162,6 +162,10 @@ class StackFolder:
             return True
         return False
 
+    def is_up(self, record: StackRecord | None) -> bool:
+        """Returns whether a supervisor runs, or the process that restarts that of a recorded stack."""
+        return self.is_running() or (record is not None and self.is_kept(record))
+
     def is_kept(self, record: StackRecord) -> bool:
         """Returns whether the process lives that restarts the supervisor of a recorded stack, if it has one."""
         if not record.keeper_pid:

@@ -93,8 +93,7 @@ def up(
     """
     wanted = _runners(runners)
     folder = StackFolder(state_dir.resolve())
-    record = folder.read()
-    if folder.is_running() or (record is not None and folder.is_kept(record)):
+    if folder.is_up(folder.read()):
         _say_running(folder)
         if opened:
             _open(folder)
@@ -109,17 +108,12 @@ def up(
     }
     folder.create()
     supervisor = start_supervisor(folder, settings, tied=not detach)
-    try:
+    with _stopped_by_ctrl_c(supervisor):
         _follow_start(folder, supervisor)
         if opened:
             _open(folder)
         if not detach:
             _stay(supervisor)
-    except KeyboardInterrupt:
-        console().print("Stopping…")
-        supervisor.terminate()
-        wait_for_end(supervisor)
-        raise typer.Exit(0) from None
 
 
 def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
@@ -131,7 +125,7 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
     """
     folder = StackFolder(state_dir.resolve())
     record = folder.read()
-    if record is None or not (folder.is_running() or folder.is_kept(record)):
+    if record is None or not folder.is_up(record):
         if folder.database.exists():
             EmbeddedPostgres(folder.database).stop()
         console().print(f"No stack is running on {folder.path}.")
@@ -140,7 +134,7 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
         os.kill(record.keeper_pid if folder.is_kept(record) else record.supervisor_pid, signal.SIGTERM)
     with console().status("Stopping…"):
         deadline = time.monotonic() + STOP_LIMIT_S
-        while folder.is_running() or folder.is_kept(record):
+        while folder.is_up(record):
             if time.monotonic() > deadline:
                 raise CommandFailed(
                     f"The stack has not stopped after {STOP_LIMIT_S:.0f} s (supervisor {record.supervisor_pid}): see "
@@ -200,6 +194,18 @@ def logs(
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             _follow(path)
+
+
+@contextlib.contextmanager
+def _stopped_by_ctrl_c(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stops the stack, and ends the command, on Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console().print("Stopping…")
+        supervisor.terminate()
+        wait_for_end(supervisor)
+        raise typer.Exit(0) from None
 
 
 def _say_running(folder: StackFolder) -> None:

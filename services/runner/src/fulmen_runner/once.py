@@ -19,12 +19,12 @@ from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.loader import load_through
 from fulmen_runner.agents.python.main_thread import MainThread
 from fulmen_runner.agents.specification import Bundle, PythonTarget, Specification, inside_runner
-from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import Assignment, Mode
 from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.outcome import Failed, Outcome
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.settings import RunnerSettings
+from fulmen_runner.wiring.executor import build_executor
 
 NO_TIMEOUT_S = 30 * 86400.0
 """Effectively unlimited: long enough for a breakpoint over a weekend."""

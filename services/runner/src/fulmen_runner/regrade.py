@@ -20,7 +20,6 @@ from fulmen.runner.v1 import agent_spec_pb2 as pb
 from fulmen_runner.agents.library import specification_of
 from fulmen_runner.agents.python.host import PythonGrader
 from fulmen_runner.agents.specification import Bundle, CommandTarget, inside_runner
-from fulmen_runner.app import build_executor
 from fulmen_runner.attempts.assignment import TEXT_CONTENT_TYPE, Assignment, Mode, decoded_input
 from fulmen_runner.attempts.classification import CaptureEvidence
 from fulmen_runner.attempts.errors import AgentFailed
@@ -30,6 +29,7 @@ from fulmen_runner.attempts.program import Answer, Grader, Invocation, Program
 from fulmen_runner.attempts.stragglers import Stragglers
 from fulmen_runner.once import FixedLibrary
 from fulmen_runner.settings import RunnerSettings
+from fulmen_runner.wiring.executor import build_executor
 
 __all__ = ["AgentFailed", "Bench", "Regrader", "Stored", "open_regrader"]
 

@@ -16,7 +16,7 @@ from fulmen_store.calls.calls import CALLS, CONVERSATIONS
 from fulmen_store.calls.table import CallTable
 from fulmen_store.database.database import Database
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.retention.retention import CallRetention
+from fulmen_store.retention.retention import RecordRetention
 from fulmen_store.rollouts.filter_parser import parse_filter
 from tests.support.store.calls import new_call
 from tests.support.store.running import StoreHandle, Stubs, create_project, running_store
@@ -187,7 +187,7 @@ async def test_expired_calls_and_their_conversations_are_deleted(connection: Any
     await record(stubs, new_call("old", conversation="old"), new_call("old", conversation="both"))
     await connection.execute("update recorded_call set expires_at = now() - interval '1 second'")
     await record(stubs, new_call("new", conversation="both"))
-    await CallRetention(table=table).run_once()
+    await RecordRetention(table=table).run_once()
     assert [(each.name[-4:], each.call_count) for each in await conversations(stubs)] == [("both", 1)]
     left = await connection.fetchval("select sum(size_bytes) from recorded_call")
     assert await connection.fetchval("select size_bytes from recorded_size") == left

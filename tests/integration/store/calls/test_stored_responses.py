@@ -16,7 +16,7 @@ from fulmen_service_kit.security.tokens import Role
 from fulmen_store.calls.responses import StoredResponseTable
 from fulmen_store.database.database import Database
 from fulmen_store.metrics import StoreMetrics
-from fulmen_store.retention.retention import StoredResponseRetention
+from fulmen_store.retention.retention import RecordRetention
 from tests.support.store.running import StoreHandle, Stubs, create_project, running_store
 
 OTHER = "projects/other"
@@ -122,7 +122,7 @@ async def test_a_response_is_gone_when_its_retention_or_its_key_has_passed(stubs
     assert await chain(stubs, over.response.id, attempt=ATTEMPT) == []
     assert len(await database.fetch("projects_with_expired_responses")) == 1
     table = StoredResponseTable(database, max_bytes=MIB, retention=datetime.timedelta(days=30), metrics=StoreMetrics())
-    await StoredResponseRetention(table=table).run_once()
+    await RecordRetention(table=table).run_once()
     assert await database.fetch("projects_with_expired_responses") == []
     assert len(await chain(stubs, kept)) == 1
 

@@ -19,7 +19,8 @@ from fulmen_algorithm.runs.creation.rules import parse_settings
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
-from fulmen_algorithm.training.step import make_state, sft_step, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import sft_step, train_step
 from tests.support.algorithm.run_service import ALGORITHMS, created, kills, run_folder, with_settings
 from tests.support.algorithm.training import read_consumed
 

@@ -19,10 +19,12 @@ from fulmen_algorithm.rollouts.trajectory import TokenSequence
 from fulmen_algorithm.runs.creation.rules import parse_settings
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, make_state, sft_step, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import sft_step, train_step
 from tests.support.algorithm.run_service import ALGORITHMS, check, kills, with_settings
 
 TEACHER = {"kind": "model", "model": "teacher"}

@@ -11,9 +11,11 @@ from fulmen_algorithm.losses.covariance import chosen_tokens
 from fulmen_algorithm.losses.entropy_settings import ClipCovLoss, KlCovLoss
 from fulmen_algorithm.losses.loss_terms import TokenBatch, loss_terms
 from fulmen_algorithm.losses.objectives import NoCorrection, Objective
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, make_state, train_batch, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_batch, train_step
 from tests.support.algorithm.objective_world import row_of, samples
 
 CLIP = ClipCovLoss(share=0.2, covariance_low=0.1, covariance_high=2.0)

@@ -14,7 +14,8 @@ from fulmen_algorithm.training import scorer
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, PackingMode, StepSettings
-from fulmen_algorithm.training.step import make_state, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_step
 from fulmen_algorithm.training.token_entropy import entropy_of
 from tests.support.algorithm.micro_batches import pack
 

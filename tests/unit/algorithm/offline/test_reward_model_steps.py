@@ -14,10 +14,12 @@ from fulmen_algorithm.algorithms.offline.answer_steps import ALONG_THE_SLOPES
 from fulmen_algorithm.algorithms.offline.reward_model import score_slopes
 from fulmen_algorithm.algorithms.score_rows import score_rows, score_tokens, scores_of
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, row_from_completion
 from fulmen_algorithm.training.settings import OptimizerSettings, Sgd, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, make_state, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_step
 
 # TRL and the trainer below it warn about their own settings.
 pytestmark = pytest.mark.filterwarnings("ignore")

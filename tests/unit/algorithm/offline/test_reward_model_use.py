@@ -13,10 +13,10 @@ from fulmen.errors import SettingsInvalid
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.step import logprobs_of
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import created, run_folder, with_settings
 from tests.support.algorithm.training import read_consumed

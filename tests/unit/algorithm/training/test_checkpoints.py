@@ -11,8 +11,9 @@ import torch
 from fulmen_algorithm.persistence.checkpoints import Checkpoint, CheckpointStore
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, Schedule, StepSettings
+from fulmen_algorithm.training.state import make_state
 from fulmen_algorithm.training.state_files import UnknownFormat, read_state, write_state
-from fulmen_algorithm.training.step import make_state, train_batch
+from fulmen_algorithm.training.step import train_batch
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, schedule=Schedule.COSINE, warmup_steps=2, total_steps=20)
 BATCH = BatchSettings(minibatches=2)
@@ -120,7 +121,7 @@ KILLED = """
     from fulmen_algorithm.training.policy import PolicyModel
     from fulmen_algorithm.training.settings import OptimizerSettings
     from fulmen_algorithm.training.state_files import write_state
-    from fulmen_algorithm.training.step import make_state
+    from fulmen_algorithm.training.state import make_state
 
     def save(progress):
         folder = store.begin()

@@ -31,8 +31,9 @@ from fulmen_algorithm.training.optimizer import MIN_NORMS
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, PackingMode, StepSettings
+from fulmen_algorithm.training.state import TrainingState, make_state
 from fulmen_algorithm.training.state_files import CRITIC, CRITIC_PARTS, read_state, write_state
-from fulmen_algorithm.training.step import TrainingState, make_state, train_batch
+from fulmen_algorithm.training.step import train_batch
 from fulmen_exchange.ranks import Ranks
 from tests.support.algorithm import reference_advantages as paper
 

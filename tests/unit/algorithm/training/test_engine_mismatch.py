@@ -14,7 +14,8 @@ from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepSettings
-from fulmen_algorithm.training.step import make_state, train_batch
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_batch
 
 LOGPROBS = st.floats(min_value=-20, max_value=0)
 

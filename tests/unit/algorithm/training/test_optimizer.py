@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from fulmen_algorithm.training.optimizer import MIN_NORMS, REMEMBERED, NormWatch
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
+from fulmen_algorithm.training.state import make_state
 from fulmen_algorithm.training.state_files import read_state, write_state
-from fulmen_algorithm.training.step import make_state, train_step
+from fulmen_algorithm.training.step import train_step
 
 SETTINGS = StepSettings(explosion_factor=5.0, max_grad_norm=1.0)
 

@@ -6,8 +6,9 @@ from fulmen_algorithm.algorithms.sft import SftSettings
 from fulmen_algorithm.training.optimizers import make_optimizer
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import AdamW, BatchSettings, Muon, OptimizerSettings, StepSettings
+from fulmen_algorithm.training.state import make_state
 from fulmen_algorithm.training.state_files import read_state, write_state
-from fulmen_algorithm.training.step import make_state, train_batch
+from fulmen_algorithm.training.step import train_batch
 
 BATCH = BatchSettings(minibatches=2)
 

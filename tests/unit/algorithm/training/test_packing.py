@@ -3,10 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.packing import MicroBatch, plan
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import PackingMode, StepSettings
-from fulmen_algorithm.training.step import logprobs_of
 from tests.support.algorithm.micro_batches import pack
 
 PAD = 999

@@ -23,12 +23,14 @@ from transformers import (
 
 from fulmen_algorithm.training import scorer
 from fulmen_algorithm.training.compute import ComputeSettings, Precision
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.packing import plan
 from fulmen_algorithm.training.parallel import RankSpeeds, last_end_s, layouts_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row
 from fulmen_algorithm.training.settings import OptimizerSettings, PackingMode, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, make_state, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_step
 from fulmen_exchange.ranks import Ranks
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3)

@@ -13,7 +13,8 @@ from fulmen_algorithm.training.offloading import offloaded
 from fulmen_algorithm.training.passes import Attention, PassSettings, pass_problems
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.settings import OptimizerSettings, StepSettings
-from fulmen_algorithm.training.step import make_state, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_step
 from fulmen_exchange.ranks import Ranks
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3)

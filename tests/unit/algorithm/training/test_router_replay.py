@@ -11,12 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fulmen.routed_experts import RoutedExperts, RoutedExpertsInvalid
 from fulmen_algorithm.engines.embedded.routing import RoutingTape
 from fulmen_algorithm.training.compute import ComputeSettings
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.optimizer import OptimizerSettings
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.router_replay import ReplayUnsupported, RouterReplay, expert_blocks
 from fulmen_algorithm.training.rows import row_from_completion
 from fulmen_algorithm.training.settings import BatchSettings, PackingMode, StepSettings
-from fulmen_algorithm.training.step import logprobs_of, make_state, train_batch
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import train_batch
 from fulmen_exchange.ranks import Ranks
 from tests.support.algorithm.mixture import EXPERTS, LAYERS, TOP_K, mixture, mixture_folder
 

@@ -14,6 +14,7 @@ from fulmen_algorithm.losses.objectives import (
     SequenceCorrection,
     TokenMean,
 )
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import NO_VERSION, Row, spread_advantage
 from fulmen_algorithm.training.settings import (
@@ -23,7 +24,8 @@ from fulmen_algorithm.training.settings import (
     Schedule,
     StepSettings,
 )
-from fulmen_algorithm.training.step import logprobs_of, make_state, sft_step, train_batch, train_step
+from fulmen_algorithm.training.state import make_state
+from fulmen_algorithm.training.step import sft_step, train_batch, train_step
 
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3)
 

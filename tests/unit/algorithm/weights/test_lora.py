@@ -13,11 +13,13 @@ from transformers import AutoModelForCausalLM
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings, StepSettings, WeightsKind
+from fulmen_algorithm.training.state import TrainingState, make_state
 from fulmen_algorithm.training.state_files import read_state, write_state
-from fulmen_algorithm.training.step import TrainingState, logprobs_of, make_state, sft_step
+from fulmen_algorithm.training.step import sft_step
 from fulmen_algorithm.weights.publishing import WeightsOrder
 from fulmen_algorithm.weights.torch_tensors import published_tensors
 from fulmen_exchange.ranks import Ranks

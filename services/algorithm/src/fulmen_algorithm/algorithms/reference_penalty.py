@@ -12,7 +12,6 @@ from fulmen_algorithm.algorithms.sampling import sequence_row
 from fulmen_algorithm.algorithms.scoring import ScoredRollout
 from fulmen_algorithm.losses.advantage_settings import ScoringSettings
 from fulmen_algorithm.losses.objectives import Kl, RewardKl
-from fulmen_algorithm.rollouts.trajectory import TokenSequence
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.settings import StepSettings
 
@@ -54,7 +53,7 @@ class ReferencePenalty:
         reference = iter(await self._ctx.policy.reference_logprobs(rows, settings=self._settings))
         result, divergence = [], 0.0
         for rollout in rollouts:
-            gaps = [_gaps(sequence, next(reference)) for sequence in rollout.sequences]
+            gaps = [sequence.gaps(next(reference)) for sequence in rollout.sequences]
             divergence += sum(map(sum, gaps))
             penalties = tuple(tuple(self._kl.coefficient * gap for gap in row) for row in gaps)
             result.append(replace(rollout, penalties=penalties))
@@ -63,9 +62,3 @@ class ReferencePenalty:
             "kl_reference_sampler": divergence / max(tokens, 1),
             "kl_penalty_mean": self._kl.coefficient * divergence / max(len(rollouts), 1),
         }
-
-
-def _gaps(sequence: TokenSequence, reference: Sequence[float]) -> list[float]:
-    """Computes log mu - log reference of each sampled token, and 0 of the others."""
-    tokens = zip(sequence.loss_mask, sequence.logprobs, reference, strict=True)
-    return [mu - other if sampled else 0.0 for sampled, mu, other in tokens]

@@ -47,8 +47,8 @@ from fulmen_algorithm.training.primitives_settings import PassSettings
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import sft_row
 from fulmen_algorithm.training.settings import LoraSettings, OptimizerSettings
+from fulmen_algorithm.training.state import TrainingState, make_state
 from fulmen_algorithm.training.state_files import write_state
-from fulmen_algorithm.training.step import TrainingState, make_state
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WrittenWeights
 from fulmen_exchange.ranks import Ranks

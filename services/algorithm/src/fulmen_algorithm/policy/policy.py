@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fulmen_algorithm.policy.resource import PolicyResource
 from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
 from fulmen_algorithm.policy.versions import BestVersion, Versions
-from fulmen_algorithm.rollouts.groups import in_branch
 from fulmen_algorithm.runs.behind import Behind
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import PublishedPolicy, SavedModel
@@ -79,7 +79,6 @@ class Policy:
         self._trainer = trainer
         self._recorder = services.recorder
         self._control = services.control
-        self._resources = services.resources
         self._serving = services.serving
         self._beside = services.beside
         self._held: tuple[int, ...] = ()
@@ -102,6 +101,7 @@ class Policy:
             base_model=settings.base_model,
             purpose=settings.purpose,
         )
+        self._resource = PolicyResource(services=services, versions=self._versions)
         self._roles = frozenset(settings.lora.roles if settings.lora is not None else ())
         noted = services.entry.files.notes().get(BEST)
         self._best = BestVersion.read(noted) if noted else None
@@ -241,7 +241,7 @@ class Policy:
         return True
 
     async def _announced(self, saved: SavedModel, step: int) -> PublishedPolicy:
-        published, saved = await self._control.unless_stopped(self._announce(saved, step))
+        published, saved = await self._control.unless_stopped(self._resource.publish(saved, step))
         self.publish_metrics = {"publish_bytes": float(saved.size_bytes), "publish_bytes_full": float(saved.full_bytes)}
         if saved.kind is WeightsKind.DELTA:
             self.publish_metrics["delta_changed_share"] = saved.changed_share
@@ -305,7 +305,7 @@ class Policy:
             RunFailed: if there is no room for its engine.
             Interrupted: if the run was asked to stop.
         """
-        name = f"{self._resource}{PAST_SUFFIX}/versions/{version}"
+        name = f"{self._resource.name}{PAST_SUFFIX}/versions/{version}"
         past = replace(self._versions.published(version), name=name)
         if self._past_served:
             await self._control.unless_stopped(self._beside.swap(past))
@@ -326,7 +326,7 @@ class Policy:
         await self.behind.done()
         saved = await self._versions.again(version)
         published, saved = await self._control.unless_stopped(
-            self._announce(saved, self._versions.records[version].step, equals=version)
+            self._resource.publish(saved, self._versions.records[version].step, equals=version)
         )
         if self._served:
             await self._swap(published)
@@ -364,7 +364,7 @@ class Policy:
             validation=validation,
         )
         self._entry.files.save_note(BEST, asdict(self._best))
-        await self._control.unless_stopped(self._resources.point(self._resource, BEST, self._best.version))
+        await self._control.unless_stopped(self._resource.point(BEST, self._best.version))
 
     def check_model(self, role: str, model: str) -> None:
         """Checks that a role called the model that its rows train.
@@ -383,60 +383,11 @@ class Policy:
             known = ", ".join(sorted(self._roles))
             raise RunFailed(f"There is no adapter for the role {min(unknown)!r}: lora.roles has {known}.")
 
-    @property
-    def _resource(self) -> str:
-        return f"resources/policy.{self._entry.run.policy.name}"
-
     async def _swap(self, published: PublishedPolicy) -> None:
         swapped = await self._control.unless_stopped(self._serving.swap(published))
         self.publish_metrics["publish_pause_ms"] = 1000 * swapped.pause_s
         if swapped.size_bytes:
             self.publish_metrics["publish_bytes"] = float(swapped.size_bytes)
-
-    async def _announce(self, saved: SavedModel, step: int, *, equals: int = 0) -> tuple[PublishedPolicy, SavedModel]:
-        """Publishes the resource version; returns it, and the weights in the folders that it names.
-
-        Args:
-            saved: The weights.
-            step: Step of this run after which the weights were written.
-            equals: Version with the same weights, if they are republished.
-        """
-        parent, branch = self._parent(), self._recorder.progress.branch
-        # The same weights after a crash get the same version; other weights never do.
-        request_id = in_branch(f"{self._entry.run.run_id}/{step}/{saved.sha256[:32]}", branch)
-        description = {**self._versions.describe(saved), "run": self._entry.run.name, "step": step, "parent": parent}
-        if saved.base:
-            request_id += f"/from-{saved.base}"
-        if equals:
-            request_id += f"/again-{max(self._versions.records)}"
-            description["equals"] = self._versions.records[equals].name
-        elif branch and (equal := self._versions.equal(saved.sha256)):
-            description["equals"] = equal.name
-        content = await self._resources.publish(
-            resource=self._resource,
-            kind="policy",
-            content=json.dumps(description).encode(),
-            content_type="application/json",
-            parent=parent,
-            request_id=request_id,
-        )
-        # An earlier owner may have published it, and then the version names the folders of that one.
-        stored = json.loads((await self._resources.get(content.name)).data)
-        saved = await self._versions.as_published(saved, stored)
-        published = self._versions.add(version=content.version, name=content.name, step=step, saved=saved)
-        await self._entry.files.push_journal()
-        return published, saved
-
-    def _parent(self) -> str:
-        """Returns the name of the present weights' parent version; after a rollback, of the republished version."""
-        progress = self._recorder.progress
-        version = progress.parent_version
-        if not version:
-            # The run was rolled back to its first checkpoint, which precedes its first version.
-            version = min(
-                (v for v, record in self._versions.records.items() if record.step == progress.step), default=0
-            )
-        return self._versions.records[version].name if version else ""
 
     async def _prune(self, model: Path) -> None:
         newest = sorted(self._versions.records)[-self._keep_models :]

@@ -91,6 +91,15 @@ class TokenSequence:
             found[position] = self.loss_mask[position] and self.logprobs[position] == 0.0
         return tuple(found)
 
+    def gaps(self, others: Sequence[float]) -> list[float]:
+        """Computes log mu - log other of each sampled token, and 0 of the others, mu being the sampler.
+
+        Args:
+            others: Natural log-probability of each token under another policy.
+        """
+        tokens = zip(self.loss_mask, self.logprobs, others, strict=True)
+        return [mu - other if sampled else 0.0 for sampled, mu, other in tokens]
+
 
 Conversation = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """OpenAI chat messages, and tool definitions."""

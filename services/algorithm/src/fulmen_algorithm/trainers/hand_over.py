@@ -16,8 +16,8 @@ from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.parallel import AllReduce
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.settings import StepResult
+from fulmen_algorithm.training.state import BatchProgress, TrainingState
 from fulmen_algorithm.training.state_files import EXCHANGE, write_state
-from fulmen_algorithm.training.step import BatchProgress, TrainingState
 
 BATCH = "batch.pt"
 GENERATORS = "generators-{rank}.pt"

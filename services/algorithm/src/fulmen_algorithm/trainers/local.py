@@ -24,13 +24,15 @@ from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.compute import Fsdp2
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
+from fulmen_algorithm.training.micro_batches import logprobs_of
 from fulmen_algorithm.training.parallel import GradientReducer, RankGroups, groups_of, join_group, wants_bf16
 from fulmen_algorithm.training.policy import AttentionUnsupported, PolicyModel, SplitUnsupported
 from fulmen_algorithm.training.randomness import OwnRandomness
 from fulmen_algorithm.training.rows import Row, UnknownRole
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, Sgd, StepResult, StepSettings
+from fulmen_algorithm.training.state import BatchProgress, TrainingState, make_state
 from fulmen_algorithm.training.state_files import copy_state, read_state, write_state
-from fulmen_algorithm.training.step import BatchProgress, TrainingState, logprobs_of, make_state, sft_step, train_batch
+from fulmen_algorithm.training.step import sft_step, train_batch
 from fulmen_algorithm.training.tensor_plan import folder_problems
 from fulmen_algorithm.weights.lora import TargetsUnknown
 from fulmen_algorithm.weights.publishing import WeightsOrder, WrittenWeights

@@ -18,12 +18,13 @@ from fulmen_algorithm.losses.loss_terms import TokenBatch
 from fulmen_algorithm.losses.losses import TokenSums, cross_entropy_loss, loss_metrics, policy_loss, token_sums
 from fulmen_algorithm.losses.objectives import Loss, NoCorrection, Objective, Proximal
 from fulmen_algorithm.training.gradient_norms import clip_gradients, gradient_norm
+from fulmen_algorithm.training.micro_batches import micro_batches
 from fulmen_algorithm.training.packing import MicroBatch, spread
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.primitives_settings import AdamStep, PassResult, PassSettings
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import StepSettings
-from fulmen_algorithm.training.step import TrainingState, micro_batches
+from fulmen_algorithm.training.state import TrainingState
 
 OF_VERSIONS = frozenset({"staleness_mean", "staleness_max"})
 OF_CORRECTIONS = frozenset({"capped_share", "correction_masked_share", "kl_reference"})

@@ -29,7 +29,7 @@ from fulmen_algorithm.training.files import MODEL, OtherArchitecture
 from fulmen_algorithm.training.optimizer import NormWatch
 from fulmen_algorithm.training.part_loading import part_like
 from fulmen_algorithm.training.randomness import generators, set_generators
-from fulmen_algorithm.training.step import TrainingState
+from fulmen_algorithm.training.state import TrainingState
 from fulmen_algorithm.weights.sources import copies_of
 from fulmen_algorithm.weights.tensor_files import TensorFileDamaged, read_layout
 from fulmen_algorithm.weights.torch_tensors import published_tensors

@@ -9,10 +9,9 @@ Legend: B lines, T positions.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,89 +28,18 @@ from fulmen_algorithm.losses.losses import (
     token_weights,
 )
 from fulmen_algorithm.losses.objectives import Proximal
-from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.engine_mismatch import ROWS, engine_mismatch, is_fresh, routing_mismatch
 from fulmen_algorithm.training.gradient_norms import clip_gradients, gradient_norm
-from fulmen_algorithm.training.optimizer import LearningRate, NormWatch
-from fulmen_algorithm.training.optimizers import make_optimizer
-from fulmen_algorithm.training.packing import Layout, MicroBatch, empty_micro_batch, micro_batch, spread
-from fulmen_algorithm.training.parallel import (
-    AllReduce,
-    GradientReducer,
-    layouts_of,
-    wait_for,
-)
+from fulmen_algorithm.training.micro_batches import logprobs_of, micro_batches
+from fulmen_algorithm.training.packing import MicroBatch, spread
+from fulmen_algorithm.training.parallel import wait_for
 from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.randomness import generators
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.settings import BatchSettings, OptimizerSettings, StepResult, StepSettings
+from fulmen_algorithm.training.settings import BatchSettings, StepResult, StepSettings
+from fulmen_algorithm.training.state import BatchProgress, StepStart, TrainingState
 from fulmen_algorithm.training.tensor_parallel import agree_on_gradients
 from fulmen_exchange.ranks import StepInfo
-
-
-@dataclass(slots=True, kw_only=True)
-class BatchProgress:
-    """How far a batch is trained: what other ranks need to go on with it, besides the training state.
-
-    Attributes:
-        proximal: Log-probabilities at the start of the batch, by row; None if they are not needed.
-        mismatch: Metrics of the whole batch.
-        results: Those of the steps so far.
-    """
-
-    proximal: list[list[float]] | None = None
-    mismatch: dict[str, float] = field(default_factory=dict)
-    results: list[StepResult] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepStart:
-    """What a step changes before it is decided whether it is taken, as it was at its start.
-
-    Attributes:
-        generators: Random generators.
-        exchange: State of the exchange of gradients.
-    """
-
-    generators: Mapping[str, Any]
-    exchange: dict[str, Any]
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainingState:
-    """The mutable state of training: policy, optimiser, schedule and counters.
-
-    Attributes:
-        batch: Progress of the newest batch.
-        step_start: Set during a step, if other ranks may be lost in it.
-    """
-
-    policy: PolicyModel
-    optimizer: torch.optim.Optimizer
-    rate: LearningRate
-    reducer: GradientReducer = field(default_factory=AllReduce)
-    optimizer_steps: int = 0
-    skipped_steps: int = 0
-    norms: NormWatch = field(default_factory=NormWatch)
-    critic: Critic | None = None
-    batch: BatchProgress | None = None
-    step_start: StepStart | None = None
-
-    @property
-    def tried_steps(self) -> int:
-        """Optimiser steps that were taken or skipped."""
-        return self.optimizer_steps + self.skipped_steps
-
-
-def make_state(policy: PolicyModel, settings: OptimizerSettings) -> TrainingState:
-    """Builds a fresh training state around a policy.
-
-    Raises:
-        ValueError: if a schedule that decays lacks `total_steps`.
-    """
-    return TrainingState(
-        policy=policy, optimizer=make_optimizer(policy.model, settings), rate=LearningRate(settings=settings)
-    )
 
 
 def train_step(
@@ -288,62 +216,6 @@ def _engine_mismatch(
     return found | routing_mismatch(rows, policy.ranks.gather(policy.routes.counted())) if routed else found
 
 
-@torch.no_grad()
-def logprobs_of(
-    policy: PolicyModel, rows: Sequence[Row], *, settings: StepSettings, trained_only: bool = False
-) -> list[list[float]]:
-    """Computes each row's per-token log-probabilities under `policy`, in the order of `rows`.
-
-    With `trained_only` those of the tokens that train, and 0.0 for the others: of a long prompt no logits are computed.
-    """
-    ranks = policy.ranks
-    found: dict[int, list[float]] = {}
-    for micro in micro_batches(policy, rows, settings)[0]:
-        logprobs = policy.token_logprobs(micro, temperature=settings.temperature, trained_only=trained_only)
-        for index, value in zip(micro.row_index_BT.flatten().tolist(), logprobs.flatten().tolist(), strict=True):
-            if index >= 0:
-                found.setdefault(index, []).append(value)
-    everything = {index: values for part in ranks.gather(found) for index, values in part.items()}
-    return [everything[index] for index in range(len(rows))]
-
-
-def micro_batches(
-    policy: PolicyModel, rows: Sequence[Row], settings: StepSettings
-) -> tuple[Iterator[MicroBatch], float]:
-    """Builds this rank's micro-batches of some rows; also returns the share of tokens in all ranks' positions.
-
-    Each holds rows of one adapter, which is in use when the micro-batch is taken.
-
-    All ranks of a copy of the weights have as many micro-batches: empty ones fill up.
-    """
-    mode, copy = policy.packing(settings.packing), policy.groups.copy
-    ranks, of_copy = policy.groups.sharing(policy.ranks)
-    speeds = policy.speeds.by_rank if policy.speeds is not None else ()
-    by_adapter: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        by_adapter.setdefault(policy.adapter_of(row), []).append(index)
-    mine: list[tuple[str, list[Layout], int]] = []
-    positions = 0
-    for adapter, indices in sorted(by_adapter.items()):
-        part = [rows[i] for i in indices]
-        shares = layouts_of(part, ranks, token_budget=settings.token_budget, mode=mode, speeds=speeds)
-        positions += sum(layout.size_tokens for share in shares for layout in share)
-        missing = max(map(len, shares[of_copy])) - len(shares[ranks.rank])
-        mine.append((adapter, [layout.renumbered(indices) for layout in shares[ranks.rank]], missing))
-
-    def made() -> Iterator[MicroBatch]:
-        for adapter, layouts, missing in mine:
-            policy.use_adapter(adapter)
-            for layout in layouts:
-                if ranks.way_out is not None and copy.group is None:
-                    ranks.way_out.check()
-                yield micro_batch(rows, layout, pad_token_id=policy.pad_token_id, mode=mode)
-            for _ in range(missing):
-                yield empty_micro_batch(pad_token_id=policy.pad_token_id)
-
-    return made(), sum(len(row.token_ids) for row in rows) / max(positions, 1)
-
-
 def _optimise(
     state: TrainingState,
     rows: Sequence[Row],
@@ -354,33 +226,18 @@ def _optimise(
 ) -> StepResult:
     """Accumulates gradients over micro-batches and ranks, then steps if every number is finite and none explodes."""
     started = perf_counter()
-    policy = state.policy
+    policy, reducer = state.policy, state.reducer
     if policy.ranks.way_out is not None:
-        state.step_start = StepStart(generators=generators(), exchange=state.reducer.state())
+        state.step_start = StepStart(generators=generators(), exchange=reducer.state())
     planned = state.tried_steps if settings.planned_steps is None else settings.planned_steps
     rate = state.rate.at(taken=state.optimizer_steps, planned=planned, total=settings.total_steps)
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     state.optimizer.zero_grad(set_to_none=True)
-    loss, positions = 0.0, 0
-    micros, efficiency = micro_batches(policy, rows, settings)
-    for micro in micros:
-        positions += 0 if micro.empty else micro.input_ids_BT.numel()
-        part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
-        part.backward()
-        loss += float(part.detach())
-    policy.forget_routes()
-    wait_for(policy.device)
+    loss, positions, efficiency = _accumulate(policy, rows, settings, loss_of, beside)
     compute_s = perf_counter() - started
-    parameters, reducer, groups = list(policy.model.parameters()), state.reducer, policy.groups
-    total = settings.total_steps or state.rate.settings.total_steps
-    progress = min(planned / total, 1.0) if total else 0.0
-    step_info = StepInfo(progress=progress, metric=settings.metric, compute_s=compute_s)
-    agree_on_gradients(policy.model, groups.tensor)
-    reducer.reduce(parameters, groups.peers, step_info)
-    clips = reducer.clips_sums
-    norm = clip_gradients(parameters, settings.max_grad_norm, groups) if clips else gradient_norm(parameters, groups)
-    measured = policy.ranks.gather((loss, norm, sums, positions, compute_s))[groups.once]
+    norm = _reduce(state, settings, planned=planned, compute_s=compute_s)
+    measured = policy.ranks.gather((loss, norm, sums, positions, compute_s))[policy.groups.once]
     losses, norms, sums_of_ranks, positions_of_ranks, seconds_of_ranks = zip(*measured, strict=True)
     if policy.speeds is not None:
         policy.speeds.note(positions_of_ranks, seconds_of_ranks)
@@ -415,6 +272,50 @@ def _optimise(
         exchange=exchanged.metrics,
         events=exchanged.events,
     )
+
+
+def _accumulate(
+    policy: PolicyModel,
+    rows: Sequence[Row],
+    settings: StepSettings,
+    loss_of: Callable[[MicroBatch], Tensor],
+    beside: PolicyModel | None,
+) -> tuple[float, int, float]:
+    """Adds this rank's gradients of some rows to those of the policy.
+
+    Returns:
+        The sum of the losses, the positions of the micro-batches, and the share of tokens in all ranks' positions.
+    """
+    loss, positions = 0.0, 0
+    micros, efficiency = micro_batches(policy, rows, settings)
+    for micro in micros:
+        positions += 0 if micro.empty else micro.input_ids_BT.numel()
+        part = _accompany(policy, micro, beside) if micro.empty else loss_of(micro)
+        part.backward()
+        loss += float(part.detach())
+    policy.forget_routes()
+    wait_for(policy.device)
+    return loss, positions, efficiency
+
+
+def _reduce(state: TrainingState, settings: StepSettings, *, planned: int, compute_s: float) -> float:
+    """Sums the gradients over ranks, clips the sum unless each rank's part is clipped, and returns the norm before that.
+
+    Args:
+        state: Its policy has this rank's gradients.
+        settings: The step's.
+        planned: Steps before this one.
+        compute_s: Time that this rank's gradients took.
+    """
+    policy, reducer, groups = state.policy, state.reducer, state.policy.groups
+    total = settings.total_steps or state.rate.settings.total_steps
+    progress = min(planned / total, 1.0) if total else 0.0
+    parameters = list(policy.model.parameters())
+    agree_on_gradients(policy.model, groups.tensor)
+    reducer.reduce(parameters, groups.peers, StepInfo(progress=progress, metric=settings.metric, compute_s=compute_s))
+    if reducer.clips_sums:
+        return clip_gradients(parameters, settings.max_grad_norm, groups)
+    return gradient_norm(parameters, groups)
 
 
 def _accompany(policy: PolicyModel, empty: MicroBatch, beside: PolicyModel | None) -> Tensor:

@@ -25,12 +25,12 @@ from fulmen_store.spans.blob_refs import BlobRef, day_folder, span_folder
 from fulmen_store.spans.blobs import Blobs
 from fulmen_store.usage.table import UsageTable
 
-__all__ = ["AgeRetention", "CallRetention", "Maintenance", "Retention", "StoredResponseRetention", "UsageRetention"]
+__all__ = ["AgeRetention", "Maintenance", "RecordRetention", "Retention", "UsageRetention"]
 
 INTERVAL_S: Final = 3600.0
 RETRY_S: Final = 60.0
 ROLLOUTS_PER_BATCH: Final = 500
-CALLS_PER_BATCH: Final = 500
+RECORDS_PER_BATCH: Final = 500
 DAYS_AHEAD: Final = 30
 # Of narrow tables.
 ROWS_PER_BATCH: Final = 5000
@@ -111,28 +111,16 @@ class UsageRetention(_Hourly):
         await _in_batches(self._table.delete_expired, ROWS_PER_BATCH)
 
 
-class CallRetention(_Hourly):
-    """Deletes expired recorded calls, once an hour."""
+class RecordRetention(_Hourly):
+    """Deletes expired recorded calls, with the conversations that have no others, or stored responses, once an hour."""
 
-    def __init__(self, *, table: CallTable) -> None:
+    def __init__(self, *, table: CallTable | StoredResponseTable) -> None:
         self._table = table
 
     async def run_once(self) -> None:
-        """Deletes all expired calls, with the conversations that have no others."""
+        """Deletes all that has expired, project by project."""
         for project_id in await self._table.expired_projects():
-            await _in_batches(partial(self._table.remove_expired, project_id), CALLS_PER_BATCH)
-
-
-class StoredResponseRetention(_Hourly):
-    """Deletes expired stored responses, once an hour."""
-
-    def __init__(self, *, table: StoredResponseTable) -> None:
-        self._table = table
-
-    async def run_once(self) -> None:
-        """Deletes all expired responses."""
-        for project_id in await self._table.expired_projects():
-            await _in_batches(partial(self._table.remove_expired, project_id), CALLS_PER_BATCH)
+            await _in_batches(partial(self._table.remove_expired, project_id), RECORDS_PER_BATCH)
 
 
 class Retention(_Hourly):

@@ -74,8 +74,8 @@ class Queue:
         self.leases = leases = PgLeaseTable(database, project_names, lost_to_pause=settings.lost_to_pause)
         self.rollout_table = rollouts = RolloutTable(database, project_names)
         self.resource_table = ResourceTable(database)
-        sessions, stats, durations = SessionTable(database, metrics), QueueStatsTable(database), DurationTable(database)
-        lease_ttl_s = settings.lease_ttl_s
+        self.session_table = SessionTable(database, metrics)
+        stats, durations = QueueStatsTable(database), DurationTable(database)
 
         # Scheduling: which rollout goes to which runner.
         self.durations = DurationTracker(durations)
@@ -87,10 +87,10 @@ class Queue:
         # Leases: how attempts end, and the sessions that hold leases.
         self.ends = AttemptEnds(table=leases, events=events, metrics=metrics)
         self.returner = LeaseReturner(self.ends)
-        self.updates = updates = SessionUpdates()
+        self.updates = SessionUpdates()
         self.sessions = Sessions(
-            sessions=sessions, leases=leases, streams=streams, updates=updates, ends=self.ends, events=events,
-            lease_ttl_s=lease_ttl_s,
+            sessions=self.session_table, leases=leases, streams=streams, updates=self.updates, ends=self.ends,
+            events=events, lease_ttl_s=settings.lease_ttl_s,
         )  # fmt: skip
         # Rollouts: creation and cancellation.
         self.used_up = UsedUpBudgets()
@@ -116,7 +116,13 @@ class Queue:
             orders=self.orders,
         )  # fmt: skip
         self._subscribe(database)
-        self.roles: dict[str, Role] = {
+        self.roles = self._roles(database, settings)
+
+    def _roles(self, database: Database, settings: StoreSettings) -> dict[str, Role]:
+        """Returns what works in the background: some of the parts, and what nothing else calls."""
+        leases, streams, sessions = self.leases, self.streams, self.session_table
+        lease_ttl_s = settings.lease_ttl_s
+        return {
             "create-committer": self.rollouts.creations,
             "end-committer": self.ends.committer,
             "session-lookups": self.sessions.lookups,
@@ -126,16 +132,16 @@ class Queue:
             "hedger": Hedger(table=leases, dispatcher=self.dispatcher, durations=self.durations),
             "lease-returner": self.returner,
             "lease-renewer": LeaseRenewer(
-                sessions=sessions, leases=leases, streams=streams, updates=updates, lease_ttl_s=lease_ttl_s
+                sessions=sessions, leases=leases, streams=streams, updates=self.updates, lease_ttl_s=lease_ttl_s
             ),
             "lease-sweeper": LeaseSweeper(
                 sessions=sessions, leases=leases, streams=streams, ends=self.ends, lease_ttl_s=lease_ttl_s
             ),
             "clock-mender": ClockMender(database, self.dispatcher, lease_ttl_s, settings.cancel_grace_s),
             "overdue": OverdueReaper(
-                table=OverdueTable(database, project_names),
+                table=OverdueTable(database, self.project_names),
                 ends=self.ends,
-                events=events,
+                events=self.events,
                 attempt_grace_s=settings.attempt_grace_s,
                 lease_ttl_s=lease_ttl_s,
             ),
@@ -144,10 +150,12 @@ class Queue:
             "runner-orders": self.orders,
             "resource-collector": ResourceGarbageCollector(table=GarbageTable(database)),
             "maintenance": Maintenance(table=UpkeepTable(database)),
-            "project-follower": ProjectFollower(leases, self.dispatcher, wakeups, metrics),
+            "project-follower": ProjectFollower(leases, self.dispatcher, self.wakeups, self.metrics),
             "revocations": RevocationFollower(revoked=self.revoked, fetch=TokenTable(database).revoked),
             "notification-sender": self.sender,
-            "unowned-runs": UnownedRuns(RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, metrics),
+            "unowned-runs": UnownedRuns(
+                RunLeaseTable(database), self.rollouts, settings.unowned_run_limit_s, self.metrics
+            ),
         }
 
     def _subscribe(self, database: Database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import grpc.aio
 
@@ -54,9 +55,8 @@ from fulmen_store.resources.resources import Resources
 from fulmen_store.resources.watch import ResourceWatcher
 from fulmen_store.retention.retention import (
     AgeRetention,
-    CallRetention,
+    RecordRetention,
     Retention,
-    StoredResponseRetention,
     UsageRetention,
 )
 from fulmen_store.retention.table import RetentionTable, UpkeepTable
@@ -117,6 +117,26 @@ from fulmen_store.wiring.queue_parts import Queue
 __all__ = ["Servicers"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Basis:
+    """What servicers are made of.
+
+    Attributes:
+        blobs: The blob storage; None without one.
+        usage: The table that both projects and usage read.
+        roles: Background roles; each servicer adds those that work for it.
+    """
+
+    queue: Queue
+    database: Database
+    settings: StoreSettings
+    keys: StoreKeys
+    verifier: TokenVerifier
+    blobs: Blobs | None
+    usage: UsageTable
+    roles: dict[str, Role]
+
+
 class Servicers:
     """The servicers and their background roles."""
 
@@ -133,98 +153,40 @@ class Servicers:
     ) -> None:
         """Creates the servicers; `server` is set once it has been built."""
         self._settings, self._database = settings, database
-        stopping, poll_s = queue.stopping, settings.poll_interval_s
-        wakeups, rollouts, lists = queue.wakeups, queue.rollout_table, RolloutLists(database, queue.project_names)
-        usage, projects, tokens = UsageTable(database), ProjectTable(database), TokenTable(database)
-        blobs = Blobs(open_storage(settings.blob_url)) if settings.blob_url else None
-        deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=blobs)
-        self.rollouts = RolloutService(
-            rollouts=queue.rollouts, table=rollouts, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
-            changes=QueueChanges(table=ChangeTable(database), wakeups=wakeups),
-            deletion=deletion, comparison=RolloutComparison(lists=lists, table=rollouts),
-            dead_letters=DeadLetters(rollouts=queue.rollouts, table=rollouts, dead=DeadLetterTable(database)),
-            feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
-            watch=ChangeFollower(table=ChangedTable(database), stopping=stopping),
-            dispatcher=queue.dispatcher, stats=queue.stats, stopping=stopping,
+        self.roles: dict[str, Role] = {"age-retention": AgeRetention(table=UpkeepTable(database))}
+        basis = _Basis(
+            queue=queue, database=database, settings=settings, keys=keys, verifier=verifier,
+            blobs=Blobs(open_storage(settings.blob_url)) if settings.blob_url else None,
+            usage=UsageTable(database), roles=self.roles,
         )  # fmt: skip
-        progress = ProgressWriter(ProgressTable(database))
-        self.leases = LeaseService(
-            sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
-            checks=AttemptCheckTable(database), progress=progress, drain_notice_s=settings.drain_notice_s,
-            stopping=stopping, orders=queue.orders,
-            assignments=Assignments(
-                signer=queue.signer, durations=queue.durations, bounds=AttemptBoundTable(database)
-            ),
-        )  # fmt: skip
-        self.resources = ResourceService(
-            resources=Resources(table=queue.resource_table, wakeups=wakeups),
-            watcher=ResourceWatcher(table=queue.resource_table, wakeups=wakeups, poll_interval_s=poll_s),
-            table=queue.resource_table,
-            rollouts=rollouts,
-            metrics=queue.metrics,
-            stopping=stopping,
-        )
-        self.projects = ProjectService(
-            projects=Projects(table=projects, wakeups=wakeups),
-            tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
-            table=projects, token_table=tokens, verifier=verifier, keys=keys, usage=usage,
-        )  # fmt: skip
-        self.schedules, due_schedules = _schedules(queue, database)
-        self.secrets, resealer = _secrets(queue, database, keys)
-        self.usage = UsageService(sync=UsageSync(table=usage, rollouts=rollouts), table=usage, rollouts=rollouts)
+        names = queue.project_names
+        self.rollouts = _rollouts(basis)
+        self.leases = _leases(basis)
+        self.queues = _queues(basis)
+        self.resources = _resources(basis)
+        self.schedules = _schedules(basis)
+        self.spans, self.ingest = _spans(basis)
+
+        self.projects = _projects(basis)
+        self.secrets = _secrets(basis)
+        self.usage = _usage(basis)
+        self.audit, self.audit_writer = _audit(basis)
+
         self.registry = RunnerRegistryService(
-            table=queue.runners, fleet=queue.fleet, demand=queue.demand, orders=queue.orders, stopping=stopping
+            table=queue.runners, fleet=queue.fleet, demand=queue.demand, orders=queue.orders, stopping=queue.stopping
         )
-        self.queues = _queues(queue, database)
         self.scaler = ScalerService(
-            demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=stopping
+            demand=queue.demand, identify=lambda *call: self.server.identify(*call), stopping=queue.stopping
         )
         self.peers = PeerService(queue.receiver)
-        self.proxies = ProxyService(table=ProxyTable(database), projects=queue.project_names)
-        self.run_history = RunHistoryService(table=RunHistoryTable(database), projects=queue.project_names)
-        self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=queue.project_names)
-        recorded = CallTable(database, max_bytes=settings.recorded_bytes_per_project, metrics=queue.metrics)
-        self.calls = CallService(table=recorded, projects=queue.project_names)
-        annotations, entries = AnnotationTable(database), AuditTable(database)
-        self.annotations = AnnotationService(
-            annotations=Annotations(annotations), table=annotations, projects=queue.project_names
-        )
-        self.audit, self.audit_writer = AuditService(table=entries, projects=queue.project_names), AuditWriter(entries)
-        responses = _stored_responses(queue, database, settings)
-        self.effects = EffectService(table=EffectTable(database), projects=queue.project_names)
-        self.stored_responses = StoredResponseService(table=responses, projects=queue.project_names)
-        chunks, spans = _spans(queue, database, settings, blobs)
-        follower = SpanFollower(table=chunks, wakeups=wakeups, poll_interval_s=poll_s)
-        self.spans = SpanService(
-            spans=spans, table=chunks, follower=follower, rollouts=rollouts, metrics=queue.metrics, stopping=stopping
-        )
-        self.ingest = OtlpIngest(spans=spans, metrics=queue.metrics)
-        costs = ComputeCosts(
-            prices=ComputePrices(settings.compute_prices), table=usage, instance_id=f"store-{queue.replicas.own_id}"
-        )
-        queue.events.attempts_ended.subscribe(costs.ended)
-        self.roles: dict[str, Role] = {
-            "progress-writer": progress,
-            "audit-writer": self.audit_writer,
-            "span-committer": spans.committer,
-            "span-packer": spans.packer,
-            "span-looks": follower.looks,
-            "retention": Retention(table=RetentionTable(database), blobs=blobs),
-            "age-retention": AgeRetention(table=UpkeepTable(database)),
-            "budget-watch": BudgetWatch(table=usage, used_up=queue.used_up, wakeups=wakeups),
-            "compute-costs": costs,
-            "usage-retention": UsageRetention(table=usage),
-            "call-retention": CallRetention(table=recorded),
-            "response-committer": responses.committer,
-            "response-retention": StoredResponseRetention(table=responses),
-            "secret-resealer": resealer,
-            "due-schedules": due_schedules,
-            "project-remover": ProjectRemover(
-                projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
-            ),
-        }
-        if blobs is not None:
-            self.roles["segments"] = _segments(queue, database, settings, blobs, chunks)
+        self.run_history = RunHistoryService(table=RunHistoryTable(database), projects=names)
+        self.run_leases = RunLeaseService(table=RunLeaseTable(database), projects=names)
+
+        self.proxies = ProxyService(table=ProxyTable(database), projects=names)
+        self.calls = _calls(basis)
+        self.stored_responses = _stored_responses(basis)
+        self.annotations = _annotations(basis)
+        self.effects = EffectService(table=EffectTable(database), projects=names)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicers to a server."""
@@ -266,8 +228,40 @@ class Servicers:
         return http
 
 
-def _queues(queue: Queue, database: Database) -> QueueService:
-    """Returns the servicer of queues."""
+def _rollouts(basis: _Basis) -> RolloutService:
+    queue, database = basis.queue, basis.database
+    table, lists = queue.rollout_table, RolloutLists(database, queue.project_names)
+    deletion = Deletion(table=DeletionTable(database), lists=lists, blobs=basis.blobs)
+    basis.roles["retention"] = Retention(table=RetentionTable(database), blobs=basis.blobs)
+    basis.roles["project-remover"] = ProjectRemover(
+        projects=DeletedProjects(database), rollouts=queue.rollouts, deletion=deletion
+    )
+    return RolloutService(
+        rollouts=queue.rollouts, table=table, lists=ListRequests(lists=lists, facets=RolloutFacets(database)),
+        changes=QueueChanges(table=ChangeTable(database), wakeups=queue.wakeups),
+        deletion=deletion, comparison=RolloutComparison(lists=lists, table=table),
+        dead_letters=DeadLetters(rollouts=queue.rollouts, table=table, dead=DeadLetterTable(database)),
+        feed=FeedFollower(table=queue.feed_table, watch=queue.feed_watch),
+        watch=ChangeFollower(table=ChangedTable(database), stopping=queue.stopping),
+        dispatcher=queue.dispatcher, stats=queue.stats, stopping=queue.stopping,
+    )  # fmt: skip
+
+
+def _leases(basis: _Basis) -> LeaseService:
+    queue, database = basis.queue, basis.database
+    basis.roles["progress-writer"] = progress = ProgressWriter(ProgressTable(database))
+    return LeaseService(
+        sessions=queue.sessions, dispatcher=queue.dispatcher, ends=queue.ends, projects=queue.project_names,
+        checks=AttemptCheckTable(database), progress=progress, drain_notice_s=basis.settings.drain_notice_s,
+        stopping=queue.stopping, orders=queue.orders,
+        assignments=Assignments(
+            signer=queue.signer, durations=queue.durations, bounds=AttemptBoundTable(database)
+        ),
+    )  # fmt: skip
+
+
+def _queues(basis: _Basis) -> QueueService:
+    queue = basis.queue
     watch = QueueWatch(
         stats=queue.stats,
         open_credit=queue.dispatcher.open_credit,
@@ -275,56 +269,120 @@ def _queues(queue: Queue, database: Database) -> QueueService:
         find_run=queue.rollout_table.find_run,
         stopping=queue.stopping,
     )
-    return QueueService(table=QueueStatsTable(database), watch=watch, rollouts=queue.rollout_table)
+    return QueueService(table=QueueStatsTable(basis.database), watch=watch, rollouts=queue.rollout_table)
 
 
-def _secrets(queue: Queue, database: Database, keys: StoreKeys) -> tuple[SecretService, SecretResealer]:
-    """Returns the servicer of secrets, and the role that seals them anew."""
-    table, sealer = SecretTable(database), Sealer(keys.lines, SECRETS_LABEL)
-    service = SecretService(
-        secrets=Secrets(table=table, sealer=sealer),
-        table=table,
-        resources=queue.resource_table,
-        projects=queue.project_names,
-        proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
-    )
-    return service, SecretResealer(table=table, sealer=sealer)
+def _resources(basis: _Basis) -> ResourceService:
+    queue, table = basis.queue, basis.queue.resource_table
+    return ResourceService(
+        resources=Resources(table=table, wakeups=queue.wakeups),
+        watcher=ResourceWatcher(
+            table=table, wakeups=queue.wakeups, poll_interval_s=basis.settings.poll_interval_s
+        ),
+        table=table, rollouts=queue.rollout_table, metrics=queue.metrics, stopping=queue.stopping,
+    )  # fmt: skip
 
 
-def _stored_responses(queue: Queue, database: Database, settings: StoreSettings) -> StoredResponseTable:
-    return StoredResponseTable(
-        database,
-        max_bytes=settings.stored_response_bytes_per_project,
-        retention=datetime.timedelta(seconds=settings.stored_response_retention_s),
-        metrics=queue.metrics,
-    )
+def _schedules(basis: _Basis) -> ScheduleService:
+    queue, table = basis.queue, ScheduleTable(basis.database)
+    basis.roles["due-schedules"] = DueSchedules(table=table, rollouts=queue.rollouts, metrics=queue.metrics)
+    return ScheduleService(schedules=Schedules(table), table=table, projects=queue.project_names)
 
 
-def _spans(queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs | None) -> tuple[SpanTable, Spans]:
-    """Returns the table of chunks, and what stores them."""
+def _spans(basis: _Basis) -> tuple[SpanService, OtlpIngest]:
+    """Returns the servicers that read and receive spans."""
+    queue, settings, blobs = basis.queue, basis.settings, basis.blobs
     table = SpanTable(
-        database, queue.project_names, blobs=blobs, key_grace_s=settings.attempt_key_grace_s, metrics=queue.metrics
+        basis.database,
+        queue.project_names,
+        blobs=blobs,
+        key_grace_s=settings.attempt_key_grace_s,
+        metrics=queue.metrics,
     )
     spans = Spans(
         # With segments nothing goes to the blob storage first, and appends do not need it.
         table=table, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
         metrics=queue.metrics, traces=queue.traces, wakeups=queue.wakeups,
     )  # fmt: skip
-    return table, spans
+    follower = SpanFollower(table=table, wakeups=queue.wakeups, poll_interval_s=settings.poll_interval_s)
+    basis.roles.update({"span-committer": spans.committer, "span-packer": spans.packer, "span-looks": follower.looks})
+    if blobs is not None:
+        basis.roles["segments"] = SegmentMover(
+            table=SegmentTable(basis.database), blobs=blobs, read_chunks=table.read_rows,
+            segment_bytes=settings.segment_bytes, after_s=settings.segment_after_s, metrics=queue.metrics,
+        )  # fmt: skip
+    service = SpanService(
+        spans=spans, table=table, follower=follower, rollouts=queue.rollout_table, metrics=queue.metrics,
+        stopping=queue.stopping,
+    )  # fmt: skip
+    return service, OtlpIngest(spans=spans, metrics=queue.metrics)
 
 
-def _segments(
-    queue: Queue, database: Database, settings: StoreSettings, blobs: Blobs, chunks: SpanTable
-) -> SegmentMover:
-    """Returns the role that moves spans into segments."""
-    return SegmentMover(
-        table=SegmentTable(database), blobs=blobs, read_chunks=chunks.read_rows, segment_bytes=settings.segment_bytes,
-        after_s=settings.segment_after_s, metrics=queue.metrics,
+def _projects(basis: _Basis) -> ProjectService:
+    queue, table, tokens = basis.queue, ProjectTable(basis.database), TokenTable(basis.database)
+    return ProjectService(
+        projects=Projects(table=table, wakeups=queue.wakeups),
+        tokens=Tokens(table=tokens, signer=queue.signer, revoked=queue.revoked),
+        table=table, token_table=tokens, verifier=basis.verifier, keys=basis.keys, usage=basis.usage,
     )  # fmt: skip
 
 
-def _schedules(queue: Queue, database: Database) -> tuple[ScheduleService, DueSchedules]:
-    """Returns the servicer of schedules, and the role that runs those that are due."""
-    table = ScheduleTable(database)
-    service = ScheduleService(schedules=Schedules(table), table=table, projects=queue.project_names)
-    return service, DueSchedules(table=table, rollouts=queue.rollouts, metrics=queue.metrics)
+def _secrets(basis: _Basis) -> SecretService:
+    queue, keys = basis.queue, basis.keys
+    table, sealer = SecretTable(basis.database), Sealer(keys.lines, SECRETS_LABEL)
+    basis.roles["secret-resealer"] = SecretResealer(table=table, sealer=sealer)
+    return SecretService(
+        secrets=Secrets(table=table, sealer=sealer),
+        table=table,
+        resources=queue.resource_table,
+        projects=queue.project_names,
+        proxy_sealer=Sealer(lambda: keys.current().attempts, BACKEND_KEYS_LABEL),
+    )
+
+
+def _usage(basis: _Basis) -> UsageService:
+    queue, table = basis.queue, basis.usage
+    costs = ComputeCosts(
+        prices=ComputePrices(basis.settings.compute_prices),
+        table=table,
+        instance_id=f"store-{queue.replicas.own_id}",
+    )
+    queue.events.attempts_ended.subscribe(costs.ended)
+    basis.roles["compute-costs"] = costs
+    basis.roles["budget-watch"] = BudgetWatch(table=table, used_up=queue.used_up, wakeups=queue.wakeups)
+    basis.roles["usage-retention"] = UsageRetention(table=table)
+    return UsageService(
+        sync=UsageSync(table=table, rollouts=queue.rollout_table), table=table, rollouts=queue.rollout_table
+    )
+
+
+def _audit(basis: _Basis) -> tuple[AuditService, AuditWriter]:
+    """Returns the servicer that lists audited calls, and what writes them."""
+    entries = AuditTable(basis.database)
+    basis.roles["audit-writer"] = writer = AuditWriter(entries)
+    return AuditService(table=entries, projects=basis.queue.project_names), writer
+
+
+def _calls(basis: _Basis) -> CallService:
+    queue = basis.queue
+    table = CallTable(basis.database, max_bytes=basis.settings.recorded_bytes_per_project, metrics=queue.metrics)
+    basis.roles["call-retention"] = RecordRetention(table=table)
+    return CallService(table=table, projects=queue.project_names)
+
+
+def _stored_responses(basis: _Basis) -> StoredResponseService:
+    queue, settings = basis.queue, basis.settings
+    table = StoredResponseTable(
+        basis.database,
+        max_bytes=settings.stored_response_bytes_per_project,
+        retention=datetime.timedelta(seconds=settings.stored_response_retention_s),
+        metrics=queue.metrics,
+    )
+    basis.roles["response-committer"] = table.committer
+    basis.roles["response-retention"] = RecordRetention(table=table)
+    return StoredResponseService(table=table, projects=queue.project_names)
+
+
+def _annotations(basis: _Basis) -> AnnotationService:
+    table = AnnotationTable(basis.database)
+    return AnnotationService(annotations=Annotations(table), table=table, projects=basis.queue.project_names)

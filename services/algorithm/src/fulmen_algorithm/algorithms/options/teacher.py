@@ -63,7 +63,7 @@ class Teacher:
             if logprobs is None:
                 found.append(each)
                 continue
-            gaps = _gaps(each.sequence, logprobs)
+            gaps = each.sequence.gaps(logprobs)
             divergence += sum(gaps)
             tokens += sum(each.sequence.loss_mask)
             advantages = tuple(a - self._coefficient * gap for a, gap in zip(each.advantages, gaps, strict=True))
@@ -194,9 +194,3 @@ def _prefixed(sequence: TokenSequence, prefix: Sequence[int], bos_token_id: int 
         policy_versions=(0,) * before + sequence.policy_versions,
         calls=(),
     )
-
-
-def _gaps(sequence: TokenSequence, logprobs: Sequence[float]) -> list[float]:
-    """Computes log mu - log teacher of each sampled token, and 0 of the others."""
-    tokens = zip(sequence.loss_mask, sequence.logprobs, logprobs, strict=True)
-    return [mu - other if sampled else 0.0 for sampled, mu, other in tokens]
