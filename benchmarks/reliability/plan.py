@@ -111,7 +111,6 @@ FULL = _ordered(
 SHORT = tuple(
     Cell(victims=victims, fault=fault)
     for victims, fault in (
-        ((Victim.STORE,), Fault.NONE),
         ((Victim.RUNNER,), Fault.KILL),
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
     )
