@@ -43,7 +43,7 @@ hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 LONG_KINDS = {"chaos": "kills", "integration": "kills"}
-BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers")
+BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers", "test_support_desk")
 """Groups that take minutes, one test after another: were one begun among the last, the others would wait for it."""
 
 
