@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SHORT_TEMP_ROOT = "/tmp"
 
 # How long an example takes says more of the machine than of the code. `make test SOAK=10` tries ten times as many.
-hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=30 * SOAK)
+hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=20 * SOAK)
 hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})

@@ -108,6 +108,7 @@ def hosts(machines: Machines) -> Hosts:
     return Hosts(places, variables=[{NODE_VARIABLE: f"host-{machine}"} for machine in range(2)])
 
 
+@pytest.mark.long
 async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes_on(
     machines, gate, model_dir, rows, tmp_path
 ):
