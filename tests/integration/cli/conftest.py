@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
+from tests.support.cli.command_runner import CliRunner
 from tests.support.store.fixtures import stubs
 from tests.support.store.running import StoreHandle, running_store
 
