@@ -111,8 +111,9 @@ FULL = _ordered(
 SHORT = tuple(
     Cell(victims=victims, fault=fault)
     for victims, fault in (
+        ((Victim.STORE,), Fault.NONE),
         ((Victim.RUNNER,), Fault.KILL),
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
     )
 )
-"""What the gate runs."""
+"""A first look at both kinds, beside a calm run."""

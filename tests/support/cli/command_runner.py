@@ -12,4 +12,4 @@ from typer.testing import CliRunner
 
 __all__ = ["CliRunner"]
 
-typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined, assignment]
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]

@@ -85,6 +85,7 @@ async def test_ranks_on_two_machines_learn_bit_for_bit_what_those_of_one_learn(c
     assert there == await learn(here(), setup, rows, tmp_path / "here")
 
 
+@pytest.mark.long
 async def test_a_machine_that_is_cut_off_in_mid_step_is_noticed_and_leaves_nothing(cluster, machines, model_dir, rows):
     trainer = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=cluster)
