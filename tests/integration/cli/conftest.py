@@ -24,7 +24,8 @@ __all__ = ["fulmen", "store", "stubs"]
 async def store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a running store. It logs in this process, which must not reach the output of a command."""
     with capture_logs():
-        async with running_store(database_url, auto_migrate=False) as handle:
+        # Longer than any command takes on a busy machine: no session of a test renews its leases.
+        async with running_store(database_url, auto_migrate=False, lease_ttl_s=60.0) as handle:
             yield handle
 
 
