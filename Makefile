@@ -52,7 +52,7 @@ test-long: setup $(NODE_READY) ## Runs the long tests: kills, soaks, vLLM, whole
 test-frameworks: setup $(NODE_READY) ## Runs agents on LangChain, CrewAI and others as they are (and Claude Code, Codex: 2.7 GB in .venv-frameworks; LONG=1: 5 GB, with Tinker, verifiers, OpenEnv)
 	@tools/framework_envs.sh
 	@$(if $(LONG),tools/framework_envs.sh verifiers openenv && tools/tinker_env.sh,true)
-	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 $(if $(LONG),,-m "not long") tests/frameworks
+	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -n 2 $(if $(CI),--durations=20) $(if $(LONG),,-m "not long") tests/frameworks
 
 test-gpu: setup ## Runs what needs a CUDA device (all is skipped without one): bf16, NCCL, sharding
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m pytest -rs tests/gpu

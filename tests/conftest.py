@@ -34,23 +34,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more of the machine than of the code. `make test SOAK=10` tries ten times as many.
-hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=30 * SOAK)
+hypothesis.settings.register_profile("fulmen", deadline=None, max_examples=20 * SOAK)
 hypothesis.settings.load_profile("fulmen")
 
 SERIAL_KINDS = frozenset({"e2e", "chaos"})
 LONG_KINDS = {"chaos": "kills", "integration": "kills"}
-BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers")
+BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers", "test_support_desk")
 """Groups that take minutes, one test after another: were one begun among the last, the others would wait for it."""
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups tests by the process that runs them: what starts whole stacks, and the tests of a module.
 
     Whole stacks run one after another, and those of a kind share one. Tests of a module share its fixtures and imports.
     Kinds run side by side; of long tests, which nearly fill the machine by themselves, two: those that kill, and the others.
     """
     tests_root = Path(__file__).parent
+    if "short=True" in config.option.markexpr:
+        left = [item for item in items if is_left_to_the_long_form(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     for item in items:
         kind = item.path.relative_to(tests_root).parts[0]
         if kind in SERIAL_KINDS:
@@ -62,6 +66,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     places = {group: place for place, group in enumerate(BEGIN_FIRST)}
     items.sort(key=lambda item: places.get(item.get_closest_marker("xdist_group").args[0], len(places)))
+
+
+def is_left_to_the_long_form(item: pytest.Item) -> bool:
+    """Returns whether the closest marks say so: the one of a parameter or a function outweighs that of its module.
+
+    pytest's own choice (-m) takes any mark, so a parameter that is only long would be in the short form with its function.
+    """
+    for node in item.iter_parents():
+        if marks := [mark for mark in node.own_markers if mark.name == "long"]:
+            return not all(mark.kwargs.get("short") for mark in marks)
+    return False
 
 
 def pytest_collection() -> None:

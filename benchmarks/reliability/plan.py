@@ -116,4 +116,4 @@ SHORT = tuple(
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
     )
 )
-"""What the gate runs."""
+"""A first look at both kinds, beside a calm run."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import is_left_to_the_long_form
+
 pytestmark = pytest.mark.xdist_group("grouped")
 
 
@@ -38,6 +40,31 @@ def test_both_select_from_every_test_module(repository_root: Path) -> None:
     assert re.findall(r"--(?:ignore|deselect)\S* (\S+)", script) == ["tests/frameworks"]
     for conftest in (repository_root / "tests").rglob("conftest.py"):
         assert "collect_ignore" not in conftest.read_text(encoding="utf-8"), conftest
+
+
+@pytest.mark.parametrize(
+    ("marks", "is_left"),
+    [
+        (["short", "short"], False),
+        (["short", "long"], True),
+        (["long", "short"], False),
+        (["", "long"], True),
+        (["long", ""], True),
+        (["", ""], False),
+        (["", "short long"], True),
+    ],
+    ids=str,
+)
+def test_the_closest_mark_says_whether_a_test_is_left_to_the_long_form(
+    request: pytest.FixtureRequest, marks: list[str], is_left: bool
+) -> None:
+    of_kinds = {"short": pytest.mark.long(short=True), "long": pytest.mark.long}
+    module = pytest.Module.from_parent(request.session, path=Path(__file__))
+    item = pytest.Function.from_parent(module, name="a test", callobj=lambda: None)
+    for node, names in zip((module, item), marks, strict=True):
+        for name in names.split():
+            node.add_marker(of_kinds[name])
+    assert is_left_to_the_long_form(item) is is_left
 
 
 def test_the_scheduler_knows_the_group_of_a_test(request: pytest.FixtureRequest) -> None:

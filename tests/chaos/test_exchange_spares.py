@@ -26,6 +26,7 @@ from tests.chaos.test_exchange import (
 )
 from tests.support.exchange.processes import Nursery, Rank, Server, together
 from tests.support.exchange.reference import Reference
+from tests.support.soak import long_but
 
 __all__ = ["nursery"]
 
@@ -44,7 +45,11 @@ def two_ranks(nursery: Nursery, target: str, spares: Sequence[Server]) -> list[R
 
 
 @pytest.mark.parametrize(
-    "phase", ["between two rounds", "while a payload arrives", "before the payload of the other", "after the sum"]
+    "phase",
+    long_but(
+        ["while a payload arrives", "after the sum"],
+        ["between two rounds", "while a payload arrives", "before the payload of the other", "after the sum"],
+    ),
 )
 def test_a_spare_at_another_address_takes_the_place_of_a_server_that_is_killed(
     phase: str, nursery: Nursery, tmp_path: Path

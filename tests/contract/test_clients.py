@@ -49,6 +49,15 @@ def marks_of(language: str) -> list[pytest.MarkDecorator]:
     return [group] if language == "node" else [group, pytest.mark.long(short=True)]
 
 
+WAYS = {"drained": lambda language: [] if language == "node" else [pytest.mark.long], "cut off": lambda language: []}
+"""How a runner loses its store, and marks: of a drain that of one language is enough for the gate."""
+MOVES = [
+    pytest.param(language, way, marks=[*marks_of(language), *marks(language)])
+    for language in LANGUAGES
+    for way, marks in WAYS.items()
+]
+
+
 @pytest.fixture(params=[pytest.param(each, marks=marks_of(each)) for each in LANGUAGES])
 def program(request: pytest.FixtureRequest) -> Client:
     """Returns the program of one language, which nobody told yet where anything is."""
@@ -250,7 +259,7 @@ async def test_what_the_model_refuses_fails_the_attempt_with_its_reason(
     assert "404" in attempt.failure_message
 
 
-@pytest.mark.parametrize("way", ["drained", "cut off"])
+@pytest.mark.parametrize(("program", "way"), MOVES, indirect=["program"])
 async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
     runner: Client, store: StoreHandle, stubs: Stubs, database_url: str, way: str
 ) -> None:

@@ -54,6 +54,7 @@ async def test_what_was_trained_is_tried_and_its_stages_compared(world, main_job
     assert runs["curves"][1]["reward_mean"]
 
 
+@pytest.mark.long
 async def test_a_multi_turn_agent_trains_and_its_calls_merge(world, repository_root, tmp_path):
     folder = shutil.copytree(repository_root / "examples/calculator", tmp_path / "calculator")
     keep_lines(folder / "tasks/validation.jsonl", VALIDATION_TASKS)

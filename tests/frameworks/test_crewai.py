@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.frameworks import checks
+from tests.support.soak import long_but
 
 DIALECTS = {"openai": "stop", "anthropic": "tool_calls"}
 """With how the model ends a structured answer: for Anthropic's models it is the call of a tool."""
@@ -17,12 +18,12 @@ async def test_an_agent_ends_well_and_every_call_is_captured(tmp_path: Path, dia
     await checks.ends_well_and_is_captured(tmp_path, "crewai", dialect, structured=DIALECTS[dialect])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", long_but(["anthropic"], DIALECTS))
 async def test_its_client_sends_refused_calls_again(tmp_path: Path, dialect: str) -> None:
     await checks.tries_again(tmp_path, "crewai", dialect)
 
 
 # A task is begun three times in all, whatever the error; before a call to Anthropic its tokens are counted.
-@pytest.mark.parametrize(("dialect", "requests"), [("openai", 3), ("anthropic", 6)])
+@pytest.mark.parametrize(("dialect", "requests"), long_but([("openai", 3)], [("openai", 3), ("anthropic", 6)]))
 async def test_an_agent_of_an_attempt_that_is_over_gives_up(tmp_path: Path, dialect: str, requests: int) -> None:
     await checks.gives_up_when_the_attempt_is_over(tmp_path, "crewai", dialect, requests=requests)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.frameworks import checks
+from tests.support.soak import long_but
 
 DIALECTS = {"responses": "stop", "chat_completions": "stop"}
 """With how the model ends a structured answer."""
@@ -17,16 +18,16 @@ async def test_an_agent_ends_well_and_every_call_is_captured(tmp_path: Path, dia
     await checks.ends_well_and_is_captured(tmp_path, "openai_agents", dialect, structured=DIALECTS[dialect])
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", long_but(["chat_completions"], DIALECTS))
 async def test_its_client_sends_refused_calls_again(tmp_path: Path, dialect: str) -> None:
     await checks.tries_again(tmp_path, "openai_agents", dialect)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", long_but(["responses"], DIALECTS))
 async def test_an_agent_of_an_attempt_that_is_over_gives_up(tmp_path: Path, dialect: str) -> None:
     await checks.gives_up_when_the_attempt_is_over(tmp_path, "openai_agents", dialect)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", long_but(["responses"], DIALECTS))
 async def test_a_stream_that_breaks_off_is_no_answer(tmp_path: Path, dialect: str) -> None:
     await checks.raises_on_a_broken_stream(tmp_path, "openai_agents", dialect)

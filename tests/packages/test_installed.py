@@ -15,6 +15,7 @@ import pytest
 from tests.support.distributions import DISTRIBUTIONS, ROOT
 from tests.support.folders import short_folder
 from tests.support.packages import VERSION, install, installed, wheels
+from tests.support.soak import long_but
 
 # Building, installing torch and training.
 pytestmark = [pytest.mark.timeout(580), pytest.mark.serial]
@@ -104,7 +105,7 @@ def test_the_demo_trains_in_an_empty_folder_without_a_checkout(everything: Path,
 
 
 @pytest.mark.long(short=True)
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("checker", long_but(["pyright"], ["mypy", "pyright"]))
 def test_type_checkers_know_every_installed_distribution(checker: str, everything: Path, tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path / "program.py")
     python = everything / "python"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
-__all__ = ["SEED_VARIABLE", "SOAK", "given_seed", "long_after", "seed"]
+__all__ = ["SEED_VARIABLE", "SOAK", "given_seed", "long_after", "long_but", "seed"]
 
 SEED_VARIABLE = "FULMEN_TEST_SEED"
 SOAK = int(os.environ.get("FULMEN_TEST_SOAK") or 1)
@@ -33,3 +33,16 @@ def long_after(first: int, values: Iterable[Any], *, short: bool = False) -> lis
     """Returns the values as parameters of a test, all after the first few marked long(short=short)."""
     long = pytest.mark.long(short=short)
     return [value if place < first else pytest.param(value, marks=long) for place, value in enumerate(values)]
+
+
+def long_but(kept: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """Returns the cases of a matrix as parameters of a test, those marked long that are not kept.
+
+    A tuple has the values of one case. What is kept runs where the test does: in `make test`, or in the short form.
+    """
+    cases = list(values)
+    assert all(case in cases for case in kept), "what is kept is a case"
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=() if case in kept else pytest.mark.long)
+        for case in cases
+    ]

@@ -29,6 +29,7 @@ from fulmen_algorithm.training.settings import (
 from fulmen_exchange.registry import ExchangeSettings
 from tests.support.algorithm.trainers import weights_of
 from tests.support.algorithm.warm import here
+from tests.support.soak import long_but
 
 pytestmark = [
     pytest.mark.long(short=True),
@@ -58,7 +59,7 @@ STATEFUL = [
 SetupOf = Callable[[dict[str, object] | None, UpdateRule], TrainerSetup]
 
 
-@pytest.fixture(scope="module", params=PARALLEL)
+@pytest.fixture(scope="module", params=long_but(["fsdp2"], PARALLEL))
 def setup_of(model_dir: Path, request: pytest.FixtureRequest) -> SetupOf:
     """Returns what makes the setup of a group; without an exchange gradients go as they are."""
 
@@ -92,7 +93,7 @@ async def steps(trainer: Trainer, rows: Sequence[Row], *, first: int = 0, count:
 
 
 @pytest.mark.parametrize("codec", ["none", "bf16", "fp16"])
-@pytest.mark.parametrize("rule", [AdamW(), Sgd(momentum=0.9)], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("rule", long_but([AdamW()], [AdamW(), Sgd(momentum=0.9)]), ids=["adamw", "sgd"])
 async def test_what_loses_little_learns_what_one_process_learns(codec, rule, group, rows, setup_of):
     thread = TorchThread(torch_threads=1)
     try:

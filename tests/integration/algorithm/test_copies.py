@@ -16,6 +16,7 @@ from tests.support.algorithm import copies
 from tests.support.algorithm.copies import Case
 from tests.support.algorithm.trainers import model_dir, rows
 from tests.support.exchange.hook_ranks import RankPool, settings_of
+from tests.support.soak import long_but
 
 __all__ = ["model_dir", "rows"]
 
@@ -66,7 +67,7 @@ def test_an_exchange_without_a_codec_takes_the_same_steps_bit_for_bit(run, case)
     assert [one["digests"] for one in exchanged] == [one["digests"] for one in plain]
 
 
-@pytest.mark.parametrize("codec", load_codecs())
+@pytest.mark.parametrize("codec", long_but(["dgc", "masked", "powersgd", "qsgd"], load_codecs()))
 def test_copies_hold_the_same_bits_after_each_step(codec, run, case):
     settings = settings_of(codec, **SMALL)
     rule = Sgd() if settings.sgd_only else AdamW()
@@ -80,6 +81,7 @@ def test_copies_hold_the_same_bits_after_each_step(codec, run, case):
     assert all(one["sent_bytes"] > 0 for one in found)
 
 
+@pytest.mark.long
 def test_a_sparse_codec_between_copies_learns_as_it_does_between_ranks_with_all_weights(run, case):
     settings = settings_of("dgc", ratio=10.0, **SMALL)
     sparse = replace(case, exchange=settings, rule=Sgd(), learning_rate=0.1)
@@ -122,7 +124,9 @@ def test_torchs_all_reduce_hook_sees_one_layer_of_one_pass_before_it_is_added(ru
 
 
 @pytest.mark.parametrize(
-    "later", [Ddp(ranks=2), Ddp(ranks=4), Fsdp2(ranks=4, shard=1), HYBRID], ids=lambda each: f"{each.kind}-{each.ranks}"
+    "later",
+    long_but([Ddp(ranks=2), Fsdp2(ranks=4, shard=1)], [Ddp(ranks=2), Ddp(ranks=4), Fsdp2(ranks=4, shard=1), HYBRID]),
+    ids=lambda each: f"{each.kind}-{each.ranks}",
 )
 def test_what_is_kept_back_goes_to_any_other_number_of_ranks_and_parts(later, run, case, tmp_path):
     stored, again, back = (tmp_path / name for name in ("stored", "again", "back"))

@@ -25,6 +25,7 @@ from tests.support.algorithm.copies import Case
 from tests.support.algorithm.parts import Large
 from tests.support.algorithm.trainers import model_dir, rows
 from tests.support.exchange.hook_ranks import RankPool
+from tests.support.soak import long_but
 
 __all__ = ["model_dir", "rows"]
 
@@ -83,9 +84,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+ADAPTERS = LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
+
+
 @pytest.mark.parametrize(
-    "lora", [None, LoraSettings(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))], ids=["weights", "adapters"]
+    ("architecture", "lora"),
+    long_but(
+        [("mixtral", None), ("qwen3, tied", ADAPTERS)],
+        [(name, lora) for name in ARCHITECTURES for lora in (None, ADAPTERS)],
+    ),
+    ids=lambda value: value if isinstance(value, str) else "adapters" if value else "weights",
 )
 def test_each_rank_reads_its_rows_and_all_are_the_weights_of_the_files_bit_for_bit(
     architecture, lora, run, model_dir, tmp_path
@@ -107,7 +115,7 @@ SPLIT_ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", SPLIT_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", long_but(["capped logits"], SPLIT_ARCHITECTURES))
 def test_split_matrices_train_as_whole_ones_do_and_stay_equal_on_all_ranks(
     architecture, run, model_dir, rows, tmp_path
 ):
@@ -165,10 +173,19 @@ def _tensors_in(file: Path) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
+HYBRID = Fsdp2(ranks=4, shard=2)
+MOVES = [
+    (earlier, later)
+    for earlier in (OneProcess(), HYBRID, FOUR)
+    for later in (OneProcess(), Ddp(ranks=2), Fsdp2(ranks=3), HYBRID, FOUR)
+]
+
+
 @pytest.mark.parametrize(
-    "later", [OneProcess(), Ddp(ranks=2), Fsdp2(ranks=3), Fsdp2(ranks=4, shard=2), FOUR], ids=named
+    ("earlier", "later"),
+    long_but([(OneProcess(), HYBRID), (HYBRID, Ddp(ranks=2)), (FOUR, Fsdp2(ranks=3))], MOVES),
+    ids=named,
 )
-@pytest.mark.parametrize("earlier", [OneProcess(), Fsdp2(ranks=4, shard=2), FOUR], ids=named)
 def test_a_state_is_restored_by_any_number_of_ranks_and_parts(earlier, later, run, model_dir, rows, tmp_path):
     def case(parallel: ParallelSettings) -> Case:
         return Case(model_dir=model_dir, rows=rows, parallel=parallel)

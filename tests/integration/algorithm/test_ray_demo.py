@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machines import demo
 
-pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.serial, pytest.mark.timeout(900)]
 
 
 async def test_ranks_and_engines_of_a_lost_node_are_started_elsewhere_and_no_group_is_lost(

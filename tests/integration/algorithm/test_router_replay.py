@@ -123,7 +123,7 @@ def test_ranks_and_parts_of_a_model_replay_as_one_process_does(pool: RankPool, t
             torch.testing.assert_close(found, alone[name], atol=1e-6, rtol=1e-3, msg=f"{parallel.kind} {name}")
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 @pytest.mark.serial
 @pytest.mark.timeout(420)
 async def test_a_mixture_of_experts_learns_with_the_experts_that_its_engine_chose(short_tmp_path, repository_root):

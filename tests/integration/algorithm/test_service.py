@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fulmen.algorithm.v1 import training_run_pb2 as pb
 from fulmen.algorithm.v1 import training_run_service_pb2 as service_pb
@@ -27,6 +26,7 @@ from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.algorithm import fake_slurm
 from tests.support.algorithm.service_process import KEY, MODULE, START_LIMIT_S, TOKEN, environment, serving_at
+from tests.support.cli.command_runner import CliRunner
 from tests.support.service_kit.key_store import KeyService, serving_keys
 
 LISTED = service_pb.ListAlgorithmsRequest()

@@ -12,7 +12,7 @@ from tests.support.algorithm.small_training import SETTINGS, STEPS, start_run
 from tests.support.algorithm.training import check_books, finished_groups, read_consumed
 from tests.support.stack import running_stack, stack_targets
 
-pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.serial, pytest.mark.timeout(420)]
 
 REPLICAS = 2
 

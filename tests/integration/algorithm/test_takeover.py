@@ -126,7 +126,7 @@ async def test_a_run_whose_service_is_killed_ends_on_the_other_and_uses_every_gr
         assert any(text.startswith("Resuming from the checkpoint") for text in watcher.notices()), watcher.story()
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_a_stopped_service_that_comes_back_is_fenced(short_tmp_path, repository_root):
     async with pair(short_tmp_path, storage=str(short_tmp_path / "shared")) as both:
         inputs = await publish_training_inputs(both.first_client, repository_root)

@@ -68,6 +68,7 @@ async def test_a_killed_service_loses_what_was_not_saved_says_so_and_continues(
             await trainer.delete()
 
 
+@pytest.mark.long
 async def test_a_loop_under_kills_trains_what_an_undisturbed_one_does(
     store: StoreHandle, machine: Machine, model: Path
 ) -> None:

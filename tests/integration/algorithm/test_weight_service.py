@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fulmen.algorithm.v1 import weight_service_pb2 as pb
 from fulmen.algorithm.v1.weight_service_pb2_grpc import WeightServiceStub
@@ -31,6 +30,7 @@ from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.algorithm.machine import Machine
 from tests.support.algorithm.model_folders import content_of, manifest_of, model_folder
 from tests.support.algorithm.policy_versions import Policies, tensors
+from tests.support.cli.command_runner import CliRunner
 from tests.support.exchange.line import Line
 from tests.support.service_kit.key_store import KeyService, serving_keys
 from tests.support.services import serving, target_of

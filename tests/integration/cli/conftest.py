@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
+from tests.support.cli.command_runner import CliRunner
 from tests.support.store.fixtures import stubs
 from tests.support.store.running import StoreHandle, running_store
 
@@ -24,7 +24,8 @@ __all__ = ["fulmen", "store", "stubs"]
 async def store(database_url: str) -> AsyncIterator[StoreHandle]:
     """Yields a running store. It logs in this process, which must not reach the output of a command."""
     with capture_logs():
-        async with running_store(database_url, auto_migrate=False) as handle:
+        # Longer than any command takes on a busy machine: no session of a test renews its leases.
+        async with running_store(database_url, auto_migrate=False, lease_ttl_s=60.0) as handle:
             yield handle
 
 

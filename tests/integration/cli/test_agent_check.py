@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
+from tests.support.cli.command_runner import CliRunner
 from tests.support.cli.screens import check_screen
 from tests.support.cli.terminal import terminal_program
 from tests.support.runner.wheels import wheel

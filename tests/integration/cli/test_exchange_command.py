@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 from structlog.testing import capture_logs
-from typer.testing import CliRunner
 
 from fulmen.ids import ALL_PROJECTS
 from fulmen_algorithm.runs.events import StepMetrics
@@ -23,6 +22,7 @@ from fulmen_algorithm.runs.registry import RunRegistry
 from fulmen_cli.exits import INTERRUPTED, Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
+from tests.support.cli.command_runner import CliRunner
 from tests.support.cli.exchange_world import RUN, exchange, keep_run, ranks, serving, token
 from tests.support.cli.screens import check_screen
 

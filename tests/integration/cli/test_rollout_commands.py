@@ -156,7 +156,7 @@ async def test_a_watch_shows_changes_over_a_restart_of_the_store(database_url: s
             "--token", token, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
 
-    async with running_store(database_url) as first:
+    async with running_store(database_url, lease_ttl_s=60.0) as first:
         token, port = first.token(), first.port
         stubs = await first.stubs()
         (name,) = await create(stubs)
@@ -169,7 +169,7 @@ async def test_a_watch_shows_changes_over_a_restart_of_the_store(database_url: s
         assert [each["state"] for each in running["rollouts"]] == ["ROLLOUT_STATE_RUNNING"]
         as_text = await command("--cursor", begun["cursor"])
         assert "running  attempt 1 running on test-host" in await _line(as_text)
-    async with running_store(database_url, port=port) as second:
+    async with running_store(database_url, port=port, lease_ttl_s=60.0) as second:
         await report(await second.stubs(), [taken], rewards=[{"value": 0.25}])
         done = json.loads(await _line(as_json))
         assert [(each["name"], each["reward"]) for each in done["rollouts"]] == [(name, 0.25)]

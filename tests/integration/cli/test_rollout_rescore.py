@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import structlog
-from typer.testing import CliRunner
 
 from fulmen.errors import ResourceNotFound
 from fulmen.scores import Scores, read_scores
@@ -21,6 +20,7 @@ from fulmen.store.v1 import lease_service_pb2, resource_service_pb2
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
+from tests.support.cli.command_runner import CliRunner
 from tests.support.sdk.trajectory_cases import chunk_of, plain, records_of
 from tests.support.store.running import Runner, StoreHandle, Stubs, create, results_of
 from tests.support.store.spans import append

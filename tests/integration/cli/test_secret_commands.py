@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_service_kit.security.tokens import Role
+from tests.support.cli.command_runner import CliRunner
 from tests.support.cli.screens import check_screen
 from tests.support.store.running import StoreHandle
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1 import secret_service_pb2 as pb
@@ -21,6 +20,7 @@ from fulmen.training.bundle import Bundle, pack_bundle
 from fulmen.training.publish import publish
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
+from tests.support.cli.command_runner import CliRunner
 from tests.support.cli.screens import check_screen
 from tests.support.store.running import StoreHandle
 

@@ -47,7 +47,7 @@ def programs(repository_root: Path) -> dict[str, str]:
 
 @pytest.mark.long(short=True)
 @pytest.mark.serial
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("door", "rounds"), [("register", 200), ("register_fsdp2", 200), ("OuterLoop", 20)])
 def test_the_program_of_the_page_learns_and_all_ranks_have_the_same_weights(
     door: str, rounds: int, size: int, repository_root: Path, tmp_path: Path

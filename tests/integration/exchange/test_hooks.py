@@ -12,6 +12,7 @@ from fulmen_exchange.registry import load_codecs
 from tests.support.exchange import hook_ranks
 from tests.support.exchange.dgc import bfloat16, published
 from tests.support.exchange.hook_ranks import RankPool, settings_of
+from tests.support.soak import long_but
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.serial]
 STEPS = 12
@@ -57,7 +58,7 @@ def plain(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Plain:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", long_but(["as usual", "unused parameters are looked for"], MODES))
 def test_uncompressed_two_ranks_take_the_very_steps_of_plain_ddp(run: Run, plain: Plain, mode: str) -> None:
     # Every other step in two passes, of which the first sums nothing.
     found = run(2, hook_ranks.train, "none", {}, STEPS, MODES[mode])
@@ -74,7 +75,8 @@ def test_uncompressed_four_ranks_take_the_steps_of_plain_ddp_but_for_rounding(ru
 
 
 @pytest.mark.parametrize(
-    ("codec", "ranks"), [*((name, 2) for name in sorted(load_codecs())), ("topk", 4), ("powersgd", 4)]
+    ("codec", "ranks"),
+    [*((name, 2) for name in sorted(load_codecs())), ("topk", 4), pytest.param("powersgd", 4, marks=pytest.mark.long)],
 )
 def test_with_every_codec_all_ranks_have_the_same_weights_after_each_step(run: Run, codec: str, ranks: int) -> None:
     found = run(ranks, hook_ranks.train, codec, {"check_every": 5}, STEPS, {})
@@ -84,7 +86,7 @@ def test_with_every_codec_all_ranks_have_the_same_weights_after_each_step(run: R
     assert found[0]["metrics"]["exchange_raw_bytes"] > 0
 
 
-@pytest.mark.parametrize("codec", ["topk", "dgc", "powersgd"])
+@pytest.mark.parametrize("codec", long_but(["dgc"], ["topk", "dgc", "powersgd"]))
 def test_from_a_checkpoint_ranks_go_on_bit_for_bit(run: Run, codec: str) -> None:
     # DDP's buckets are those of the first pass again.
     unbroken, resumed = run(2, hook_ranks.go_on, codec, {"policy": AT_ONCE}, 12)[0]
@@ -145,7 +147,7 @@ def test_dgc_clips_a_ranks_share_of_all_gradients_of_all_buckets(run: Run) -> No
     assert np.linalg.norm(found) == pytest.approx(clip / 2**0.5, rel=1e-2)
 
 
-@pytest.mark.parametrize("matrix_rank", [1, 4])
+@pytest.mark.parametrize("matrix_rank", long_but([4], [1, 4]))
 def test_powersgd_takes_the_steps_of_torchs_own_hook(run: Run, matrix_rank: int) -> None:
     shape = (48, 36)
     # Theirs begins after two steps. Then a sum of this very rank, whose rows are what both go on with, wherever they begin.
@@ -160,7 +162,7 @@ def test_powersgd_takes_the_steps_of_torchs_own_hook(run: Run, matrix_rank: int)
 
 
 @pytest.mark.parametrize("zeros", [False, True], ids=["none", "zeros"])
-@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+@pytest.mark.parametrize("views", long_but([True], [False, True]), ids=["copies", "views"])
 def test_of_a_parameter_that_is_not_always_used_nothing_is_lost(run: Run, views: bool, zeros: bool) -> None:
     shapes, steps = ((70, 60), (80, 60)), 18
 
@@ -186,7 +188,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_so_on_all_and_goes_into_no
         assert digests == found[0][2]
 
 
-@pytest.mark.parametrize("codec", ["topk", "dgc", "qsgd"])
+@pytest.mark.parametrize("codec", long_but(["dgc"], ["topk", "dgc", "qsgd"]))
 def test_a_loss_scale_that_changes_makes_no_difference(run: Run, codec: str) -> None:
     settings = {"ratio": 10.0} if codec != "qsgd" else {}
     (plain, [one, *_]), (other, _) = run(2, hook_ranks.train_with_scale, codec, settings, False)

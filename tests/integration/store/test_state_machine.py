@@ -39,7 +39,7 @@ from tests.support.store.running import StoreHandle, replicas
 from tests.support.store.spans import append, chunk_of, stored
 
 SEED = soak_seed()
-FEW_EXAMPLES, EXAMPLES, STEPS = 12, 50, 70
+FEW_EXAMPLES, EXAMPLES, STEPS = 8, 50, 70
 # No timer of the store runs out by itself: the rules let time pass.
 TIMELESS: dict[str, Any] = {"lease_ttl_s": 3600.0, "poll_interval_s": 0.02, "attempt_grace_s": 0.0}
 OVERDUE = {

@@ -43,7 +43,7 @@ from tests.support.stack import running_stack, stack_targets
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.long(short=True),
+    pytest.mark.long,
     pytest.mark.xdist_group("vllm"),
     pytest.mark.timeout(1200),
 ]

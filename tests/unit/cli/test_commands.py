@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from fulmen.errors import (
     ArgumentInvalid,
@@ -28,6 +27,7 @@ from fulmen_cli.local.record import StackFolder
 from fulmen_cli.main import app
 from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
+from tests.support.cli.command_runner import CliRunner
 
 runner = CliRunner()
 ROOT = typer.main.get_command(app)

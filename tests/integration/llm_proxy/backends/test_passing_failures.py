@@ -12,6 +12,7 @@ from tests.support.llm_proxy.rogue_backend import CHAT, MESSAGES, Act, answers, 
 from tests.support.llm_proxy.rogue_world import CLAUDE, OPENAI, RogueWorld, request_of, rogue_fixtures
 from tests.support.llm_proxy.vendor_world import CLAUDE as ANTHROPIC
 from tests.support.llm_proxy.vendor_world import GPT, VendorWorld
+from tests.support.soak import long_but
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 shared, rogue = rogue_fixtures()
@@ -26,8 +27,14 @@ def refuses(status: int) -> Act:
     return answers(response(body, status=b"%d X" % status), goes_on=True)
 
 
-@pytest.mark.parametrize(("path", "model"), [(CHAT, OPENAI), (MESSAGES, CLAUDE), (CHAT, CLAUDE)])
-@pytest.mark.parametrize("status", PASSING)
+CALLS = [(status, *way) for status in PASSING for way in ((CHAT, OPENAI), (MESSAGES, CLAUDE), (CHAT, CLAUDE))]
+"""Each status in one way, and in all ways what a vendor says when it is busy."""
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "model"),
+    long_but([call for call in CALLS if call[0] == 429 or call[1:] == (CHAT, CLAUDE)], CALLS),
+)
 async def test_a_call_that_fails_in_passing_is_sent_again(
     rogue: RogueWorld, path: str, model: str, status: int
 ) -> None:

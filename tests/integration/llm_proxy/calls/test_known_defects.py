@@ -148,7 +148,7 @@ def test_every_complaint_names_tests_that_there_are() -> None:
         assert any(f"def {name}(" in place.read_text() for place in places), f"there is no {file}::{name}"
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_memory_does_not_grow_with_calls_however_they_end(store: FakeStore) -> None:
     route = {"balancing": route_pb2.BALANCING_PREFIX_CACHE}
     async with replicas(store, "one", "two", route=route, retry_deadline_s=0) as (proxy, held):

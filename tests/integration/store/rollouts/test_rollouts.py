@@ -202,9 +202,9 @@ async def test_lists_page_through_everything_newest_first(stubs: Stubs) -> None:
 
 
 async def test_a_rollout_is_not_handed_out_before_its_time(stubs: Stubs) -> None:
-    not_before = moment(1)
-    (later,) = await create(stubs, not_before_time=not_before)
     runner = await Runner(stubs).open()
+    not_before = moment(2)
+    (later,) = await create(stubs, not_before_time=not_before)
     (now_name,) = await create(stubs)
     first, second = await runner.take(2)
     assert [first.rollout.name, second.rollout.name] == [now_name, later]

@@ -10,12 +10,12 @@ from typing import Any
 
 import asyncpg
 import pytest
-from typer.testing import CliRunner
 
 from fulmen.errors import QuotaExceeded
 from fulmen.store.v1 import failure_pb2, lease_pb2, reward_pb2, rollout_pb2, runner_registry_service_pb2
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen_cli.main import app
+from tests.support.cli.command_runner import CliRunner
 from tests.support.store.rollouts import renewing
 from tests.support.store.running import (
     LIMIT_S,

@@ -30,6 +30,7 @@ from tests.support.algorithm.clusters import ENVIRONMENT
 from tests.support.algorithm.mortal_rank import MODULE, VARIABLE
 from tests.support.algorithm.trainers import model_dir, rows, weights_of
 from tests.support.algorithm.warm import warm_modules
+from tests.support.soak import long_but
 
 __all__ = ["model_dir", "rows"]
 
@@ -45,14 +46,18 @@ CODEC: ExchangeSettings = TypeAdapter(ExchangeSettings).validate_python(
     {"codec": "dgc", "ratio": 20.0, "dense_below": 16, "check_every": 1}
 )
 """Residuals and momenta of each rank, and every round compares the weights of all ranks."""
-IN_A_STEP = [
+PLACES = [
     "before the forward pass",
     "in the backward pass",
     "in the sum",
     "between the sum and the step",
     "after the decision",
     "before the answer",
+    "in a checkpoint",
+    "in a publication",
 ]
+SHORT = ["in the sum", "after the decision", "in a checkpoint"]
+"""Before and after the ranks agree on a step, and while its state is written."""
 
 
 @dataclass
@@ -137,7 +142,7 @@ async def open_elastic(setup: TrainerSetup, cluster: Losing, notices: list[str])
 
 
 @pytest.mark.long(short=True)
-@pytest.mark.parametrize("place", [*IN_A_STEP, "in a checkpoint", "in a publication"])
+@pytest.mark.parametrize("place", long_but(SHORT, PLACES))
 async def test_a_rank_that_dies_anywhere_costs_no_step_and_doubles_none(
     place, setup, undisturbed, modules, rows, tmp_path
 ):

@@ -143,7 +143,7 @@ async def test_of_machines_that_no_longer_reach_each_other_one_is_left_out_and_a
     await again.close()
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_a_machine_that_is_stopped_is_missed_and_comes_back(door, machines, model_dir, rows):
     await join(door, machines, 0, 1)
     options = GroupOptions(cluster=door.cluster)

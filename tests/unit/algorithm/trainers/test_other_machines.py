@@ -78,13 +78,14 @@ async def learn(cluster: Cluster, setup: TrainerSetup, rows: list[Row], folder: 
         await trainer.close()
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_ranks_on_two_machines_learn_bit_for_bit_what_those_of_one_learn(cluster, model_dir, rows, tmp_path):
     setup = replace(setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=4))), run_dir=tmp_path)
     there = await learn(cluster, setup, rows, tmp_path / "there")
     assert there == await learn(here(), setup, rows, tmp_path / "here")
 
 
+@pytest.mark.long
 async def test_a_machine_that_is_cut_off_in_mid_step_is_noticed_and_leaves_nothing(cluster, machines, model_dir, rows):
     trainer = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=cluster)
@@ -108,6 +109,7 @@ def hosts(machines: Machines) -> Hosts:
     return Hosts(places, variables=[{NODE_VARIABLE: f"host-{machine}"} for machine in range(2)])
 
 
+@pytest.mark.long
 async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes_on(
     machines, gate, model_dir, rows, tmp_path
 ):
@@ -132,7 +134,7 @@ async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes
     await alone.close()
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_of_two_machines_that_are_parted_one_is_left_out_and_the_other_loses_no_step(
     machines, gate, model_dir, rows, tmp_path
 ):
@@ -238,7 +240,7 @@ async def test_a_run_resumes_when_a_machine_is_lost_in_the_middle_of_a_step(
     assert "Resuming from the checkpoint of step 2." in texts
 
 
-@pytest.mark.long(short=True)
+@pytest.mark.long
 async def test_a_run_goes_on_with_the_machine_that_is_left_and_loses_no_step(
     world, grpo_draft, open_service, machines, gate, tmp_path
 ):

@@ -109,9 +109,7 @@ def plain(value: Any) -> object:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize(
-    "parallel", [Ddp(ranks=4), pytest.param(Fsdp2(ranks=4, shard=2), marks=pytest.mark.long(short=True))]
-)
+@pytest.mark.parametrize("parallel", [Ddp(ranks=4), pytest.param(Fsdp2(ranks=4, shard=2), marks=pytest.mark.long)])
 async def test_machines_that_see_no_folder_learn_bit_for_bit_what_one_machine_learns(
     door, machines, model_dir, rows, run_dir, tmp_path, parallel
 ):

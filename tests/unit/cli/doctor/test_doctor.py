@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fulmen.algorithm.v1.training_run_pb2 import TrainingRun
 from fulmen.llm_proxy.v1.backend_pb2 import BackendHealth
@@ -19,6 +18,7 @@ from fulmen_cli.doctor import machine as checks
 from fulmen_cli.doctor.deployment import backends, clocks, engines, token
 from fulmen_cli.local.record import StackFolder, StackRecord, StackState
 from fulmen_cli.main import app
+from tests.support.cli.command_runner import CliRunner
 
 NOW = datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from fulmen.train_toml.train import load_train_config
 from fulmen.training.bundle import pack_bundle
@@ -20,6 +19,7 @@ from fulmen_cli.init.own_app import NotAnAgent, agent_from
 from fulmen_cli.init.template import Algorithm, Framework
 from fulmen_cli.main import app
 from tests.support.algorithm.run_service import ALGORITHMS
+from tests.support.cli.command_runner import CliRunner
 
 
 def init(*arguments: str | Path) -> tuple[int, str]:

@@ -12,7 +12,6 @@ import pytest
 import torch
 import typer
 from transformers import AutoConfig, AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from fulmen.train_toml.train import load_train_config
 from fulmen_cli.exits import Exit
@@ -26,6 +25,7 @@ from fulmen_cli.model.memory import (
 )
 from fulmen_cli.model.shape import ModelShape, ShapeUnknown
 from tests.support.algorithm.hub import Repository, running_hub
+from tests.support.cli.command_runner import CliRunner
 from tests.support.cli.commands import run_module
 from tests.support.cli.screens import check_screen
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_llm_proxy.settings import LlmProxySettings
+from tests.support.cli.command_runner import CliRunner
 
 # Of the shape of LiteLLM's model_prices_and_context_window.json.
 PUBLISHED: dict[str, Any] = {

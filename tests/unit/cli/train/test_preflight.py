@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from fulmen_cli.main import app
 from tests.support.algorithm.models import small_model
+from tests.support.cli.command_runner import CliRunner
 
 NOBODY = {
     **dict.fromkeys(("FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET")),

@@ -1,0 +1,15 @@
+"""Typer's runner of commands in the tests' own process, which puts an app's commands together once.
+
+That takes longer than most commands do, and Typer would do it for every one.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import typer.testing
+from typer.testing import CliRunner
+
+__all__ = ["CliRunner"]
+
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
