@@ -116,4 +116,4 @@ SHORT = tuple(
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
     )
 )
-"""A first look at both kinds, beside a calm run."""
+"""What the gate runs: one cell of each kind, beside a calm run."""

@@ -21,7 +21,7 @@ GOAL_CELLS = 60
 BLOCK = 4096
 
 
-@pytest.mark.long
+@pytest.mark.long(short=True)
 @pytest.mark.timeout(900)
 async def test_every_run_of_the_short_matrix_ends_and_every_rollout_counts_once(tmp_path: Path) -> None:
     output = tmp_path / "matrix.json"

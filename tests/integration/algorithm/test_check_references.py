@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fulmen.rpc.services import Targets, connect
 from fulmen.store.v1.resource_service_pb2 import ListResourceVersionsRequest
@@ -19,6 +18,7 @@ from fulmen_cli.main import app
 from fulmen_cli.train.check import packed
 from fulmen_service_kit.security.tokens import Role
 from tests.support.algorithm.service_process import serving_at
+from tests.support.cli.command_runner import CliRunner
 from tests.support.store.running import StoreHandle
 
 BEGIN = """
