@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,8 +164,14 @@ def _read_python(arguments: Sequence[str]) -> None:
         case ["-m", module, *_]:
             if importlib.util.find_spec(module) is None:
                 raise Unread(f"there is no module {module}")
-        case [file, *_] if not list(ROOT.glob(f"**/{file}")):
+        case [file, *_] if not any(f"/{one}".endswith(f"/{file}") for one in _own_files()):
             raise Unread(f"there is no file {file}")
+
+
+@functools.cache
+def _own_files() -> list[str]:
+    # Files of installed packages, such as sympy's add.py, are not the reader's.
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
 
 
 def _read_files(arguments: Sequence[str]) -> bool:
