@@ -318,8 +318,9 @@ class _Call:
             details = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
             _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **details)
         self.end(known.code.value, reason=known.reason)
+        status = encode(known)
         await context.abort(
-            grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)
+            grpc_code(known.code), status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),)
         )
 
     def end(self, code: str, *, reason: str = "") -> None:
