@@ -319,9 +319,7 @@ class _Call:
             _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **details)
         self.end(known.code.value, reason=known.reason)
         status = encode(known)
-        await context.abort(
-            grpc_code(known.code), status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),)
-        )
+        await context.abort(grpc_code(known.code), status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),))
 
     def end(self, code: str, *, reason: str = "") -> None:
         """Measures and logs the rpc."""
