@@ -21,7 +21,7 @@ from fulmen.training.plan import RunNames
 from fulmen.training.task_files import Dataset
 from fulmen.training.training import Training
 
-__all__ = ["Trials", "trial_config", "trial_configs"]
+__all__ = ["Trials", "metric_of", "trial_config", "trial_configs"]
 
 DIGEST_CHARACTERS: Final = 16
 
@@ -60,13 +60,22 @@ def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
     return [trial_config(plan, sweep, settings, each) for settings in sweep.settings() for each in steps]
 
 
+def metric_of(results: Mapping[str, float], metric: str) -> tuple[float | None, str]:
+    """Returns a result of a run; None, and why, if it cannot be compared: infinity would be the best or the worst."""
+    found = results.get(metric)
+    if found is None:
+        return None, f"has no {metric}, only {', '.join(sorted(results)) or 'no results'}"
+    return (found, "") if math.isfinite(found) else (None, f"its {metric} is {found}")
+
+
 def _toml(value: Any) -> str:
     """Renders a JSON value as TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    # Escapes of TOML name characters; those of JSON are halves of one beyond U+FFFF.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +102,8 @@ class Trials:
     inputs: dict[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = lambda line: None
     _first: Training | None = field(default=None, init=False)
+    _settings: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _digest: str = field(default="", init=False)
 
     async def begin(self) -> None:
         """Validates all trials, publishes the inputs once, and validates all trials with them.
@@ -113,7 +124,7 @@ class Trials:
         await self._validate(first, configs)
         await first.publish_inputs()
         await self._validate(first, configs)
-        self._first = first
+        self._first, self._settings, self._digest = first, self.sweep.settings(), self.digest
 
     async def _validate(self, first: Training, configs: list[TrainConfig]) -> None:
         problems: dict[str, None] = {}
@@ -129,17 +140,17 @@ class Trials:
             ConfigError: if a run of the name exists that another sweep has made.
         """
         assert self._first is not None, "begin() comes first"
-        config = trial_config(self.plan, self.sweep, self.sweep.settings()[trial], steps)
-        tags = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"rung.{rung}", f"sweep-digest.{self.digest}")
+        config = trial_config(self.plan, self.sweep, self._settings[trial], steps)
+        tags = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"rung.{rung}", f"sweep-digest.{self._digest}")
         names = RunNames(project=self.project, prefix=f"{self.sweep.name}-t{trial}-r{rung}")
         training = replace(self._first, config=config, names=names, tags=tags)
         stages = [names.of(number, stage) for number, stage in enumerate(config.stages, start=1)]
-        shown = ", ".join(f"{key} = {value}" for key, value in self.sweep.settings()[trial].items())
+        shown = ", ".join(f"{key} = {value}" for key, value in self._settings[trial].items())
         # The stages of a training are created together or not at all.
         if (known := await self._found(stages[-1])) is None:
             await training.create()
             self.tell(f"trial {trial}, {steps} steps: {shown}")
-        elif f"sweep-digest.{self.digest}" not in known.tags:
+        elif f"sweep-digest.{self._digest}" not in known.tags:
             raise ConfigError(
                 f"{self.sweep.file} cannot go on.",
                 [
@@ -162,10 +173,7 @@ class Trials:
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
             state = training_run_pb2.TrainingRunState.Name(ended.state).removeprefix("TRAINING_RUN_STATE_").lower()
             return None, f"{state}: {ended.failure_message}".removesuffix(": ")
-        found = ended.results.get(self.sweep.metric)
-        if found is None or math.isnan(found):
-            return None, f"has no {self.sweep.metric}, only {', '.join(sorted(ended.results)) or 'no results'}"
-        return found, ""
+        return metric_of(ended.results, self.sweep.metric)
 
     @property
     def digest(self) -> str:
