@@ -207,7 +207,10 @@ def _words(text: str) -> list[str] | None:
 def _seconds(task: _Task, name: str, table: Mapping[str, Any]) -> float:
     value = table.get("timeout_sec", DEFAULT_TIMEOUT_S)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
-        task.problems.append(f"task.toml: {name}.timeout_sec must be above 0 and at most {MAX_TIMEOUT_S:g}")
+        problem = f"must be a positive number, not {repr(value)[:100]}"
+        if isinstance(value, int | float) and value > MAX_TIMEOUT_S:
+            problem = f"must be at most {MAX_TIMEOUT_S:.0f}"
+        task.problems.append(f"task.toml: {name}.timeout_sec {problem}")
         return DEFAULT_TIMEOUT_S
     return float(value)
 
