@@ -228,6 +228,8 @@ def _environment(task: _Task, table: Mapping[str, Any]) -> dict[str, str]:
     text = (place / "Dockerfile").read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
+        split = _words(rest)
+        words = split or []
         match word.upper():
             case "" | "FROM" | "LABEL":
                 pass
