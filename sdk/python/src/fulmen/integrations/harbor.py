@@ -235,7 +235,7 @@ def _environment(task: _Task, table: Mapping[str, Any]) -> dict[str, str]:
                 pass
             case "WORKDIR":
                 task.workdir = posixpath.normpath(PurePosixPath(task.workdir, rest.strip()))
-            case "ENV" | "COPY" | "ADD" if (words := _words(rest)) is None:
+            case "ENV" | "COPY" | "ADD" if split is None:
                 task.problems.append(f"environment/Dockerfile:{number}: a quotation has no end")
             case "ENV" if "$" in rest:
                 task.problems.append(f"environment/Dockerfile:{number}: variables are not put in; write the value")
