@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -12,6 +13,8 @@ from fulmen.algorithm.v1 import trainer_service_pb2 as pb
 from fulmen.errors import ArgumentInvalid, FulmenError, NotFound, QuotaExceeded
 from fulmen_console.tinker import futures as futures_module
 from fulmen_console.tinker import models as models_module
+from fulmen_console.tinker import requests as given
+from fulmen_console.tinker import wire
 from fulmen_console.tinker.futures import Answered, Futures
 from fulmen_console.tinker.losses import plan_of
 from fulmen_console.tinker.models import Model
@@ -166,10 +169,13 @@ async def test_what_waits_is_bounded_in_number_and_bytes(monkeypatch: pytest.Mon
         await hold.wait()
         return Answered(b"", b"")
 
-    futures.begin("a", PROJECT, work, size_bytes=600)
-    for future_id, project, size_bytes in (("b", PROJECT, 500), ("b", "projects/other", 500)):
+    # A project holds as much as it leaves free: half of it, if it is alone.
+    for refused in (600, 501):
         with pytest.raises(QuotaExceeded):
-            futures.begin(future_id, project, work, size_bytes=size_bytes)
+            futures.begin("a", PROJECT, work, size_bytes=refused)
+    futures.begin("a", PROJECT, work, size_bytes=500)
+    with pytest.raises(QuotaExceeded):
+        futures.begin("b", "projects/other", work, size_bytes=300)
     futures.begin("b", PROJECT, work)
     with pytest.raises(QuotaExceeded):
         futures.begin("c", PROJECT, work)
@@ -177,6 +183,59 @@ async def test_what_waits_is_bounded_in_number_and_bytes(monkeypatch: pytest.Mon
     await futures.close()
     errors: list[Any] = [futures.find(each, PROJECT).error for each in "ab"]
     assert all(isinstance(each, FulmenError) for each in errors)
+
+
+MANY = 300_000
+BEGIN = b'{"sampling_session_id":"s","seq_id":1,"sampling_params":{},"prompt":{"chunks":['
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (given.Sample, BEGIN + b"0," * MANY + b"0]}}"),
+        (given.Sample, BEGIN + b'{"tokens":[' + b'"",' * MANY + b"0]}]}}"),
+        (given.Sample, BEGIN + b'{"tokens":[' + b"1," * MANY + b"1]}]}}"),
+        (given.Sample, BEGIN + b'{"tokens":[' + b"1," * 3 * MANY * 3 + b"1]}]}}"),
+        (given.OptimStep, b'{"model_id":"m","seq_id":1,"adam_params":[' + b"0," * MANY + b"0]}"),
+        (given.OfModel, b"[" * MANY),
+    ],
+    ids=["chunks", "texts", "tokens", "bytes", "settings", "depth"],
+)
+def test_a_body_with_very_many_problems_is_refused_with_a_few_of_them(kind: Any, body: bytes) -> None:
+    with pytest.raises(ArgumentInvalid) as refused:
+        given.read(kind, body)
+    assert 1 <= len(refused.value.violations) <= given.MAX_REPORTED
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize("stop", [[2**31], [-1], [10**30], [1] * 65, ["a"] * 17, [1] * 30_000])
+def test_stops_are_ids_and_texts_that_a_trainer_takes(stop: list[Any]) -> None:
+    body = {"sampling_session_id": "s", "seq_id": 1, "prompt": {"chunks": []}, "sampling_params": {"stop": stop}}
+    with pytest.raises(ArgumentInvalid, match=r"sampling_params\.stop"):
+        given.read(given.Sample, json.dumps(body).encode())
+
+
+def test_a_pass_of_very_many_parts_is_refused_by_their_numbers() -> None:
+    entry = b"\x12\x05\x0a\x03"  # an input with a name of three bytes
+    inputs = b"".join(entry + b"%03d" % number for number in range(900))
+    names = b"".join(b"\x2a\x05\x0a\x03%03d" % number for number in range(900))
+    for body, field in (
+        (b"\x1a\x00" * 5000, "data"),
+        (b"\x1a\x80\x80\x10" + b"\x0a\x00" * 131_072, "data.model_input"),
+        (b"\x1a" + bytes([len(inputs) & 127 | 128, len(inputs) >> 7]) + inputs, "data.loss_fn_inputs"),
+        (names, "loss_fn_config"),
+    ):
+        with pytest.raises(ArgumentInvalid) as refused:
+            read_pass(body)
+        assert [each.field for each in refused.value.violations] == [field]
+
+
+def test_a_shape_of_very_many_dimensions_is_not_quoted() -> None:
+    message: Any = wire._CLASSES["Request"]()
+    message.ParseFromString(BYTES_OF_THE_PACKAGE)
+    message.data[0].loss_fn_inputs["weights"].shape.extend(range(100_000))
+    [problem] = read_pass(message.SerializeToString()).data[0].problems
+    assert len(problem.description) < 100
 
 
 def test_paths_name_checkpoints_of_the_callers_project_alone() -> None:

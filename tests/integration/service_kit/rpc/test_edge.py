@@ -38,6 +38,9 @@ class SampleServicer(rpc.RolloutServiceServicer):
         if request.name == "bad":
             violations = [Violation(field="a", description="wrong"), Violation(field="b", description="too")]
             raise errors.ArgumentInvalid("The request is malformed.", violations=violations)
+        if request.name.startswith("long"):
+            text = "é☃x"[len(request.name) - 5] * 1_000_000
+            raise errors.ArgumentInvalid(text, violations=[Violation(field="f", description=text)])
         raise RuntimeError("postgres://user:secret@host")
 
     async def WatchRollouts(
@@ -73,6 +76,16 @@ async def sample_stub() -> AsyncIterator[rpc.RolloutServiceStub]:
     token = TokenSigner(KEY).issue(Role.CLIENT, subject="ann", ttl_s=60)
     async with sample_server() as server, open_channel(f"127.0.0.1:{server.port}", token=token) as channel:
         yield rpc.RolloutServiceStub(channel)
+
+
+@pytest.mark.parametrize("name", ["long.", "long..", "long..."])
+async def test_an_error_with_a_very_long_text_arrives_with_its_reason_and_a_part_of_the_text(name: str) -> None:
+    async with sample_stub() as stub:
+        with pytest.raises(errors.ArgumentInvalid) as raised:
+            await stub.GetRollout(pb.GetRolloutRequest(name=name))
+    assert raised.value.message.endswith(" …")
+    assert 100 < len(raised.value.message) < 2000
+    assert len(raised.value.violations) == 1
 
 
 async def test_an_error_of_the_catalogue_arrives_as_the_same_class_with_its_details() -> None:

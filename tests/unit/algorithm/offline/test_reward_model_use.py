@@ -5,11 +5,15 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from fulmen.errors import SettingsInvalid
+from fulmen_algorithm.algorithms.options.model_rewards import ModelRewards
+from fulmen_algorithm.algorithms.options.model_rewards_settings import RewardModelUse
 from fulmen_algorithm.rollouts.groups import FinishedGroup, FinishedRollout
 from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState
@@ -203,3 +207,20 @@ async def test_a_rollout_too_long_to_be_scored_has_no_reward_and_is_counted(worl
     draft = with_settings(grpo_draft, steps=1, token_budget=16, **SCORED)
     metrics = (await carry_out(draft)).events.steps()[-1].values
     assert metrics["reward_model_unscored"] == metrics["rollouts"] / 3
+
+
+def test_a_score_that_is_not_finite_is_none(tiny_model) -> None:
+    policy = PolicyModel.load(tiny_model)
+    use = ModelRewards(
+        cast(Any, SimpleNamespace(policy=policy)), RewardModelUse(model="judge@1", coefficient=1e300), token_budget=64
+    )
+    rollout = FinishedRollout(name="r", attempt="r/attempts/1", succeeded=True, reward=1.0)
+    for score in (float("nan"), float("inf"), -float("inf"), 1e300):
+        assert use._scored(rollout, score).reward is None
+    assert use._scored(rollout, 0.0).reward == 1.0
+    assert use.end_step() == {
+        "reward_model_unscored": 4.0,
+        "reward_model_mean": 0.0,
+        "reward_model_std": 0.0,
+        "reward_own_mean": 1.0,
+    }

@@ -364,3 +364,38 @@ async def test_a_model_whose_matrices_cannot_be_split_as_asked_is_refused_with_e
         "tensor: num_attention_heads, 3 in the model's configuration, is no multiple of 2",
         "tensor: num_key_value_heads, 3 in the model's configuration, is no multiple of 2",
     ]
+
+
+@pytest.mark.parametrize("count", [101, 20_000])
+def test_of_very_many_problems_some_are_told_and_the_others_counted(count: int) -> None:
+    given = json.dumps({f"learning_rat{number}": 0 for number in range(count)})
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS["grpo"], given if count < 1000 else given[:250_000].rpartition(",")[0] + "}")
+    *told, rest = raised.value.violations
+    assert len(told) == 100
+    assert rest.field == "settings"
+    assert rest.description.endswith("more problems are not listed")
+
+
+def test_settings_are_bounded_and_so_is_what_is_quoted_of_them() -> None:
+    for given, field in (({"x" * 300_000: 1}, "settings"), ({"x" * 100_000: 1}, "settings." + "x" * 247)):
+        with pytest.raises(SettingsInvalid) as raised:
+            parse_settings(ALGORITHMS["grpo"], json.dumps(given))
+        assert [each.field for each in raised.value.violations] == [field]
+        assert len(str(raised.value)) < 3000
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "field"),
+    [
+        ("best_of_n", '{"n": 1%s}' % ("0" * 400), "settings.n"),
+        ("grpo", '{"validate_every": 9007199254740992}', "settings.validate_every"),
+        ("grpo", '{"aggregation": {"kind": "sequence_mean_token_sum_norm", "length": 1%s}}' % ("0" * 30), "length"),
+        ("distill", '{"teacher": {"kind": "model", "model": "a\\u0000"}}', "settings.teacher.model.model"),
+    ],
+)
+def test_what_cannot_be_kept_or_computed_with_is_refused(algorithm: str, given: str, field: str) -> None:
+    with pytest.raises(SettingsInvalid) as raised:
+        parse_settings(ALGORITHMS[algorithm], given)
+    assert field in " ".join(each.field for each in raised.value.violations)
+    assert not any(len(each.description) > 200 for each in raised.value.violations)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fulmen.errors import ArgumentInvalid, BackendUnavailable
-from fulmen_llm_proxy.apis.api import decode_fields, encode
+from fulmen_llm_proxy.apis.api import ApiName, decode_fields, encode, read_fields
 from fulmen_llm_proxy.apis.messages import MessagesReader, assemble_message
 from fulmen_llm_proxy.apis.sse import encode_event
+from fulmen_llm_proxy.calls.replay.captured_calls import request_digest
 from fulmen_llm_proxy.translation.chat_to_messages import ChatToMessages
 from fulmen_llm_proxy.translation.messages_to_chat import MessagesToChat
+from fulmen_llm_proxy.translation.responses_to_chat import ResponsesToChat
 
 NAMES = st.sampled_from(
     [
@@ -95,3 +99,71 @@ def test_a_passed_stream_is_read_without_a_change_and_put_together(events: list[
     for event in events:
         assert reader.event(encode_event(event)) == encode_event(event)
     json.loads(assemble_message(reader.collected.payloads))
+
+
+NESTED: dict[str, tuple[bytes, bytes, bytes]] = {
+    "documents": (
+        b'{"model":"m","messages":[{"role":"user","content":[{"type":"document","source":{"type":"content","content":',
+        b'[{"type":"document","source":{"type":"content","content":',
+        b"}}]",
+    ),
+    "results": (
+        b'{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":',
+        b'[{"type":"document","source":{"type":"content","content":',
+        b"}}]",
+    ),
+    "namespaces": (b'{"model":"m","input":"x","tools":', b'[{"type":"namespace","name":"a","tools":', b"}]"),
+    "schemas": (b'{"model":"m","messages":[],"tools":[{"name":"a","input_schema":', b'{"a":', b"}"),
+}
+ENDS = {"documents": b"}}]}]}", "results": b"}]}]}", "namespaces": b"}", "schemas": b"}]}"}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("depth", [3, 100, 200, 250, 280, 300, 320, 400, 490, 800, 980, 100_000])
+def test_a_request_of_any_depth_is_translated_or_refused(kind: str, depth: int) -> None:
+    begin, opening, closing = NESTED[kind]
+    body = begin + opening * depth + (b"{}" if kind == "schemas" else b"[]") + closing * depth + ENDS[kind]
+    for translator in (MessagesToChat(), ChatToMessages(now=lambda: 0.0), ResponsesToChat()):
+        try:
+            translator.request(read_fields(body, ApiName.CHAT))
+        except ArgumentInvalid:
+            continue
+
+
+@pytest.mark.parametrize("depth", [900, 990, 100_000])
+def test_arguments_of_any_depth_are_the_callers(depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    answer = json.dumps({"id": "a", "choices": [{"index": 0, "finish_reason": "tool_calls", "message": message}]})
+    assert b'"tool_use"' in MessagesToChat().whole(answer.encode())
+    assert ChatToMessages(now=lambda: 0.0).request(decode_fields(json.dumps({"messages": [message]}).encode()))
+
+
+def test_a_document_within_a_document_is_refused() -> None:
+    inner = {"type": "document", "source": {"type": "text", "data": "x"}}
+    block = {"type": "document", "source": {"type": "content", "content": [inner]}}
+    with pytest.raises(ArgumentInvalid, match=r"content\[0\].source.content \(a document in a document\)"):
+        MessagesToChat().request(
+            decode_fields(json.dumps({"messages": [{"role": "user", "content": [block]}]}).encode())
+        )
+
+
+def test_a_refusal_names_so_many_problems_that_it_can_be_read() -> None:
+    tools = [{"type": "x" * 1000, "name": f"{number}"} for number in range(1000)]
+    with pytest.raises(ArgumentInvalid, match=r"; and 950 more\.$") as refused:
+        ResponsesToChat().request(decode_fields(json.dumps({"input": "x", "tools": tools}).encode()))
+    assert len(str(refused.value)) < 50 * 400
+
+
+def test_many_tools_take_a_time_that_grows_with_their_number() -> None:
+    # Compared pair by pair they take longer than a test may.
+    tools = [{"type": "custom", "name": f"{number}"} for number in range(30_000)]
+    body = decode_fields(json.dumps({"input": "x", "tools": tools}).encode())
+    assert len(json.loads(bytes(ResponsesToChat().request(body)["tools"]))) == len(tools)
+
+
+def test_a_request_of_any_depth_is_compared_with_captures_or_not_readable() -> None:
+    for depth in (10, *range(850, 1010)):
+        fields = {"messages": msgspec.Raw(b"[" * depth + b"]" * depth)}
+        assert request_digest("m", fields) is not None or depth > 800

@@ -79,3 +79,45 @@ def test_every_name_is_one_of_theirs() -> None:
     ours = {"FunctionalLitAgent", "NotPorted", "RewardMatchPolicy"}
 
     assert {name for name in agl.__all__ if name not in RECORD["names"]} <= ours
+
+
+def a_span(span_id: str, parent_id: str | None = None, **attributes: object) -> dict[str, Any]:
+    times = {"start_time": 0.0, "end_time": 1.0, "name": "openai.chat.completion"}
+    return {"span_id": span_id, "parent_id": parent_id, "attributes": attributes, **times}
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"agentlightning.reward.0.name": "x", "agentlightning.reward.0.value": "much"},
+        {"agentlightning.reward.0": "x"},
+        {"logprobs.content": "{"},
+        {"logprobs.content": "[" * 100_000},
+        {"gen_ai.request." + ".".join(["a"] * 5000): 1},
+    ],
+)
+def test_attributes_of_another_form_are_refused_by_one_kind_of_error(attributes: dict[str, object]) -> None:
+    with pytest.raises(SpansInvalid, match="An attribute of a span has another form"):
+        agl.TracerTraceToTriplet().adapt([a_span("1", **attributes)])
+
+
+def test_a_chain_of_spans_may_be_of_any_length() -> None:
+    spans = [a_span(str(number), str(number - 1) if number else None) for number in range(5000)]
+    assert len(agl.TracerTraceToTriplet().adapt(spans)) == 1
+
+
+def test_spans_that_form_no_tree_and_files_of_no_spans_are_refused_with_a_few_problems(tmp_path: Path) -> None:
+    with pytest.raises(SpansInvalid, match="occurs twice, below different spans"):
+        agl.TracerTraceToTriplet().adapt([a_span("1"), a_span("1", "1")])
+    (tmp_path / "spans.jsonl").write_bytes(b'{"a":\n\xff\n' + b"[" * 100_000 + b"\n1\n" * 1000)
+    with pytest.raises(SpansInvalid) as refused:
+        read_spans(tmp_path / "spans.jsonl")
+    told = str(refused.value).splitlines()
+    assert told[-1].endswith("more are not listed")
+    assert len(told) == 52
+
+
+def test_names_of_many_digits_are_names() -> None:
+    name = "gen_ai.request." + "9" * 5000
+    [triplet] = agl.TracerTraceToTriplet().adapt([a_span("1", **{name: 1, "gen_ai.request.²": 2})])
+    assert triplet.metadata["request"] == {"9" * 5000: 1, "²": 2}

@@ -56,6 +56,64 @@ async def test_harbors_bundle_has_the_tasks_the_program_and_the_agent_but_no_sol
     assert names == {"harbor_attempt.py", "agent/ask.py", *(f"tasks/triple-4/{name}" for name in of_task)}
 
 
+def harbor_task(folder: Path, *, dockerfile: str = "", toml: str = "") -> Path:
+    task = folder / "task"
+    for name, text in {
+        "task.toml": toml, "instruction.md": "Do it.", "tests/test.sh": "#!/bin/sh\n", "environment/numbers.txt": "1\n",
+        "environment/Dockerfile": dockerfile,
+    }.items():  # fmt: skip
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "toml", "problem"),
+    [
+        ("COPY numbers.txt ../../../../outside.txt", "", "is outside of the working directory /app"),
+        ("COPY numbers.txt a/../../outside.txt", "", "is outside of the working directory /app"),
+        ("COPY numbers.txt /etc/outside.txt", "", "is outside of the working directory /app"),
+        ("COPY ../tests/test.sh x", "", "there is no ../tests/test.sh in environment/"),
+        ("WORKDIR ../..\nCOPY numbers.txt x", "", "must be an absolute path below /"),
+        ("", '[environment]\nworkdir = "here"', "must be an absolute path below /"),
+        ("COPY 'numbers.txt x", "", "environment/Dockerfile:1: a quotation has no end"),
+        ("ENV PATH=/app/bin:$PATH", "", "environment/Dockerfile:1: variables are not put in"),
+        ("", "[environment]\nenv = 3", "environment.env must be a table"),
+        ("", "[verifier]\nenv = { A = [1] }", "verifier.env must be a table"),
+        ("", "[agent]\ntimeout_sec = inf", "agent.timeout_sec must be at most 2592000"),
+        ("", f"[agent]\ntimeout_sec = 1{'0' * 400}", "agent.timeout_sec must be at most 2592000"),
+        ("", f"a = 1{'0' * 5000}", "task.toml is not TOML"),
+        ("", f"a = {'[' * 5000}{']' * 5000}", "task.toml is not TOML"),
+    ],
+)
+def test_a_harbor_task_of_somebody_else_that_is_hostile_or_broken_is_refused(
+    tmp_path: Path, dockerfile: str, toml: str, problem: str
+) -> None:
+    with pytest.raises(EnvironmentInvalid) as refused:
+        convert(harbor_task(tmp_path, dockerfile=dockerfile, toml=toml), command=["true"], model="m")
+    assert any(problem in each for each in refused.value.problems), refused.value.problems
+
+
+@pytest.mark.parametrize("place", ["tests/leak", "environment/leak", "instruction.md"])
+def test_links_of_a_harbor_task_lead_to_no_file_of_who_takes_it(tmp_path: Path, place: str) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/key").write_text("secret")
+    for target in ("private/key", "private", "nothing", "task"):
+        task = harbor_task(tmp_path)
+        (task / place).unlink(missing_ok=True)
+        (task / place).symlink_to(tmp_path / target)
+        with pytest.raises(
+            EnvironmentInvalid, match=f"{place} (is a link that leads to no file of the task|is missing)"
+        ):
+            convert(task, command=["true"], model="m")
+        (task / place).unlink()
+
+
+def test_the_present_folder_can_be_a_harbor_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(harbor_task(tmp_path))
+    assert convert(".", command=["true"], model="m").tasks[0]["environment"]["name"] == "task"
+
+
 def test_a_library_that_is_missing_says_what_to_install() -> None:
     with pytest.raises(EnvironmentInvalid, match=r"pip install no-such-package, here and in the agent's environment"):
         imported("no_such_package", "no-such-package")

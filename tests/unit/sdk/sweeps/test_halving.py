@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fulmen.sweeps.file import Range, Sweep
 from fulmen.sweeps.halving import TrialResult, halve
+from fulmen.sweeps.trials import metric_of
 
 
 def a_sweep(trials: int, rungs: int, factor: int, *, maximise: bool = True) -> Sweep:
@@ -128,3 +129,10 @@ async def test_trials_whose_runs_fail_are_out_and_come_last():
     assert results[-1].why == "failed"
     nobody = await halve(a_sweep(4, 2, 2), StoredRuns(dict.fromkeys(values)))
     assert {each.value for each in nobody} == {None}
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_a_result_that_is_not_finite_is_none(value: float) -> None:
+    assert metric_of({"loss": value, "reward": 0.5}, "loss") == (None, f"its loss is {value}")
+    assert metric_of({"loss": value, "reward": 0.5}, "reward") == (0.5, "")
+    assert metric_of({}, "reward") == (None, "has no reward, only no results")

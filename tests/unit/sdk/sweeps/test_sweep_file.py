@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,63 @@ def test_the_file_of_the_documents_is_valid(folder, repository_root):
     sweep = load_sweep(written(folder, shown))
     assert sweep.rungs == ((9, 10), (3, 30), (1, 90))
     assert len(sweep.settings()) == 9
+
+
+HEAD = SWEEP.partition("[search]")[0] + "[search]\n"
+
+
+def test_more_combinations_than_a_machine_counts_are_drawn_from(folder):
+    many = "\n".join(f'"sft.a{n}" = {list(range(100))}' for n in range(100))
+    settings = load_sweep(written(folder, f"{HEAD}{many}\n")).settings()
+    assert len({tuple(each.values()) for each in settings}) == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (f'"sft.a" = {{ low = 1, high = 1{"0" * 400} }}', "must be a list of values, or"),
+        ('"sft.a" = { low = -1.7e308, high = 1.7e308 }', "is too wide"),
+        (f'"sft.a" = {list(range(1001))}', "has 1001 values; at most 1000 are possible"),
+        ("\n".join(f'"sft.a{n}" = [1, 2]' for n in range(101)), "has 101 settings; at most 100 are possible"),
+    ],
+)
+def test_what_no_computer_draws_from_is_refused(folder, line, problem):
+    assert problem in problems(folder, f"{HEAD}{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(f"a = 1{'0' * 5000}\n", "too many digits"), (f"a = {'[' * 5000}{']' * 5000}\n", "nested too deeply")],
+)
+def test_a_file_that_python_cannot_read_is_refused(folder, text, reason):
+    for load in (load_sweep, load_train_config):
+        with pytest.raises(ConfigError) as caught:
+            load(written(folder, text))
+        assert reason in f"{caught.value} {caught.value.problems}"
+
+
+def test_a_number_stays_within_its_range_when_it_is_rounded(folder):
+    sweep = load_sweep(written(folder, f'{HEAD}"sft.a" = {{ low = 0.9, high = 0.99999 }}\n'))
+    (kind,) = sweep.search.values()
+    chance = Highest()
+    assert kind.drawn(chance) == 0.99999
+
+
+class Highest(random.Random):
+    """Draws the highest number of all ranges."""
+
+    def random(self) -> float:
+        return 1 - 2**-53
+
+
+def test_one_and_true_are_two_values(folder):
+    sweep = load_sweep(written(folder, SWEEP.replace("trials = 9", "trials = 2").replace("max = 50", "max = 5")
+                               .partition("[search]")[0] + '[search]\n"sft.a" = [1, true]\n'))  # fmt: skip
+    assert sorted(map(str, (each["sft.a"] for each in sweep.settings()))) == ["1", "True"]
+
+
+@pytest.mark.parametrize("value", ["😀", 'a"\\\n\x00\x7f\u2028', {"é 😀": ["😀", 1e22, True]}])
+def test_values_of_any_characters_are_those_of_the_trial(folder, value):
+    sweep = load_sweep(written(folder, SWEEP))
+    [stage] = trial_config(load_train_config(sweep.train), sweep, {"sft.text": value}, 5).stages
+    assert stage.settings["text"] == value

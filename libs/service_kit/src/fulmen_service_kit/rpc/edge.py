@@ -318,9 +318,8 @@ class _Call:
             details = {"exc_info": error} if self._edge._log_error_texts else {"error": places_of(error)}
             _log.error("rpc_failed_unexpectedly", rpc=self._rpc, error_id=error_id, **details)
         self.end(known.code.value, reason=known.reason)
-        await context.abort(
-            grpc_code(known.code), known.message, ((STATUS_METADATA_KEY, encode(known).SerializeToString()),)
-        )
+        status = encode(known)
+        await context.abort(grpc_code(known.code), status.message, ((STATUS_METADATA_KEY, status.SerializeToString()),))
 
     def end(self, code: str, *, reason: str = "") -> None:
         """Measures and logs the rpc."""

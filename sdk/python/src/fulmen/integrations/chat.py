@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -42,7 +43,7 @@ def complete(context: Context, model: str, messages: Sequence[Mapping[str, Any]]
     except urllib.error.HTTPError as error:
         text = error.read(2000).decode(errors="replace")
         raise ModelCallFailed(f"The model call failed with status {error.code}: {text}") from None
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException) as error:
         raise ModelCallFailed(f"The model call failed: {type(error).__name__}: {error}") from None
 
 

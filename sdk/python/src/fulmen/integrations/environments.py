@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fulmen.train_toml.agent import AgentConfig
 
-__all__ = ["Environment", "EnvironmentInvalid", "agent_config", "imported", "wrapped"]
+__all__ = ["Environment", "EnvironmentInvalid", "agent_config", "below_one", "imported", "wrapped"]
 
 TASK = "environment"
 """Key of a task with the description of its environment, for the agent."""
@@ -59,6 +59,13 @@ def agent_config(target: str, given: AgentConfig | None) -> AgentConfig:
     from fulmen.train_toml.agent import AgentConfig
 
     return replace(given or AgentConfig(), python=target)
+
+
+def below_one(**counts: int | None) -> list[str]:
+    """Returns the problems of counts that must be at least 1, by the name of their argument; None is the default."""
+    return [
+        f"{name}: must be at least 1, not {value}" for name, value in counts.items() if value is not None and value < 1
+    ]
 
 
 def imported(module: str, package: str) -> ModuleType:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from fulmen.agent import Context
 from fulmen.emit import MAX_REWARDS, emit_reward
 from fulmen.integrations.chat import complete, text_of
-from fulmen.integrations.environments import TASK, Environment, EnvironmentInvalid, agent_config, imported, wrapped
+from fulmen.integrations.environments import (
+    TASK,
+    Environment,
+    EnvironmentInvalid,
+    agent_config,
+    below_one,
+    imported,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from fulmen.train_toml.agent import AgentConfig
@@ -26,7 +34,8 @@ __all__ = ["convert", "play"]
 TARGET = "fulmen.integrations.gymnasium:play"
 
 _OBSERVED = ("Text", "Discrete", "Box", "MultiDiscrete", "MultiBinary", "Tuple", "Dict")
-_INTEGER = re.compile(r"-?\d+")
+# Of no more digits than Python reads.
+_INTEGER = re.compile(r"(?<!\d)-?\d{1,18}(?!\d)")
 
 
 def convert(
@@ -70,6 +79,7 @@ def convert(
     problems = [] if len(list(seeds)) else ["seeds: there are none"]
     if not model:
         problems.append("model: it has no name")
+    problems += below_one(max_steps=max_steps, max_tokens=max_tokens)
     try:
         json.dumps(description)
     except (TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import posixpath
 import shlex
 import shutil
 import tempfile
@@ -31,6 +32,7 @@ __all__ = ["convert"]
 PROGRAM = "harbor_attempt.py"
 WORKDIR = "/app"
 DEFAULT_TIMEOUT_S = 600.0
+MAX_TIMEOUT_S = 30 * 86_400.0
 _IMAGES = ("docker-compose.yaml", "docker-compose.yml", "singularity-compose.yaml")
 
 
@@ -87,8 +89,11 @@ def convert(
 def _folders(tasks: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[Path]:
     if isinstance(tasks, str | PathLike):
         root = Path(tasks)
-        return [root] if (root / "task.toml").exists() else sorted(path.parent for path in root.glob("*/task.toml"))
-    return [Path(each) for each in tasks]
+        found = [root] if (root / "task.toml").exists() else sorted(path.parent for path in root.glob("*/task.toml"))
+    else:
+        found = [Path(each) for each in tasks]
+    # `.` has a name, too.
+    return [each.resolve() for each in found]
 
 
 @dataclass(kw_only=True)
@@ -136,21 +141,27 @@ def _read(folder: Path) -> _Task:
         return task
     try:
         config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         task.problems.append(f"task.toml is not TOML: {error}")
         return task
+    task.problems += _links(folder)
     tables = {name: config.get(name, {}) for name in ("agent", "verifier", "environment")}
     wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
+    wrong += [
+        f"{name}.env" for name, table in tables.items() if name not in wrong and not _is_env(table.get("env", {}))
+    ]
     if wrong:
         task.problems += [f"task.toml: {name} must be a table" for name in wrong]
         return task
     task.problems += _unsupported(config, tables)
-    task.workdir = str(tables["environment"].get("workdir") or WORKDIR)
+    task.workdir = posixpath.normpath(str(tables["environment"].get("workdir") or WORKDIR))
     environment = _environment(task, tables["environment"])
+    if not task.workdir.startswith("/") or not task.workdir.strip("/"):
+        task.problems.append(f"the working directory {task.workdir[:200]} must be an absolute path below /")
     task.settings = {
         "workdir": task.workdir,
         "environment": environment,
-        "verifier_environment": tables["verifier"].get("env", {}),
+        "verifier_environment": {key: str(value) for key, value in tables["verifier"].get("env", {}).items()},
         "agent_timeout_s": _seconds(task, "agent", tables["agent"]),
         "verifier_timeout_s": _seconds(task, "verifier", tables["verifier"]),
     }
@@ -175,10 +186,31 @@ def _unsupported(config: Mapping[str, Any], tables: Mapping[str, Mapping[str, An
                 yield f"task.toml: {table}.env.{key}: variables of the machine are not taken; write the value"
 
 
+def _is_env(table: Any) -> bool:
+    return isinstance(table, dict) and all(isinstance(value, str | int | float) for value in table.values())
+
+
+def _links(folder: Path) -> Iterator[str]:
+    """Yields links that are not to a file of the task: what they lead to would be copied into the agent's bundle."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
+            yield f"{path.relative_to(folder)} is a link that leads to no file of the task"
+
+
+def _words(text: str) -> list[str] | None:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return None
+
+
 def _seconds(task: _Task, name: str, table: Mapping[str, Any]) -> float:
     value = table.get("timeout_sec", DEFAULT_TIMEOUT_S)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        task.problems.append(f"task.toml: {name}.timeout_sec must be a positive number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_TIMEOUT_S:
+        problem = f"must be a positive number, not {repr(value)[:100]}"
+        if isinstance(value, int | float) and value > MAX_TIMEOUT_S:
+            problem = f"must be at most {MAX_TIMEOUT_S:.0f}"
+        task.problems.append(f"task.toml: {name}.timeout_sec {problem}")
         return DEFAULT_TIMEOUT_S
     return float(value)
 
@@ -193,18 +225,24 @@ def _environment(task: _Task, table: Mapping[str, Any]) -> dict[str, str]:
     if not (place / "Dockerfile").is_file():
         task.copies |= {"": place} if place.is_dir() else {}
         return variables
-    text = (place / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (place / "Dockerfile").read_text(encoding="utf-8", errors="replace").replace("\\\n", " ")
     for number, line in enumerate(text.splitlines(), start=1):
         word, _, rest = line.strip().partition(" ")
+        split = _words(rest)
+        words = split or []
         match word.upper():
             case "" | "FROM" | "LABEL":
                 pass
             case "WORKDIR":
-                task.workdir = str(PurePosixPath(task.workdir, rest.strip()))
+                task.workdir = posixpath.normpath(PurePosixPath(task.workdir, rest.strip()))
+            case "ENV" | "COPY" | "ADD" if split is None:
+                task.problems.append(f"environment/Dockerfile:{number}: a quotation has no end")
+            case "ENV" if "$" in rest:
+                task.problems.append(f"environment/Dockerfile:{number}: variables are not put in; write the value")
             case "ENV" if "=" in rest:
-                variables |= dict(each.split("=", 1) for each in shlex.split(rest) if "=" in each)
+                variables |= dict(each.split("=", 1) for each in words if "=" in each)
             case "COPY" | "ADD":
-                task.problems += _copied(task, place, shlex.split(rest), number)
+                task.problems += _copied(task, place, words, number)
             case other if other.startswith("#"):
                 pass
             case other:
@@ -221,7 +259,8 @@ def _copied(task: _Task, place: Path, words: Sequence[str], number: int) -> Iter
         yield where + "only COPY SOURCE… TARGET is supported"
         return
     *sources, target = words
-    goal = PurePosixPath(task.workdir, target)
+    # Of a task of somebody else: `..` must not lead to another place of this machine.
+    goal = PurePosixPath(posixpath.normpath(PurePosixPath(task.workdir, target)))
     if not goal.is_relative_to(task.workdir):
         yield where + f"{target} is outside of the working directory {task.workdir}"
         return

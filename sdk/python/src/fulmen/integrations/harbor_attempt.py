@@ -44,12 +44,10 @@ def run(folder: Path, root: Path, settings: Mapping[str, Any], command: Sequence
     instruction = (folder / "instruction.md").read_text(encoding="utf-8")
     words = [word.replace("{instruction}", instruction) for word in command]
     binds = [] if not Path("agent").is_dir() else ["--ro-bind", str(Path("agent").resolve()), "/agent"]
-    environment = {**os.environ, **settings["environment"], "HOME": "/tmp"}  # noqa: S108  # that of the namespace
     try:
         done = subprocess.run(
-            [*namespace(root, settings["workdir"], binds), *words],
+            [*namespace(root, settings["workdir"], binds), *variables(settings["environment"]), *words],
             input=instruction.encode(),
-            env=environment,
             timeout=settings["agent_timeout_s"],
             check=False,
         )
@@ -70,13 +68,14 @@ def grade(folder: Path, root: Path, settings: Mapping[str, Any]) -> int:
     binds = ["--bind", str(root / "tests"), "/tests"]
     secret = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
     environment = {key: value for key, value in os.environ.items() if key not in secret}
+    given = {**settings["environment"], **settings["verifier_environment"]}
     with (logs / "test-stdout.txt").open("wb") as output:
         subprocess.run(
-            [*namespace(root, settings["workdir"], binds), "/tests/test.sh"],
+            [*namespace(root, settings["workdir"], binds), *variables(given), "/tests/test.sh"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**environment, **settings["environment"], **settings["verifier_environment"], "HOME": "/tmp"},  # noqa: S108
+            env=environment,
             timeout=settings["verifier_timeout_s"],
             check=False,
         )
@@ -119,6 +118,12 @@ def namespace(root: Path, workdir: str, binds: Sequence[str]) -> list[str]:
     words += list(_system())
     words += ["--bind", str(root / "files"), workdir, "--bind", str(root / "logs"), "/logs"]
     return [*words, *binds, "--chdir", workdir]
+
+
+def variables(given: Mapping[str, str]) -> Iterator[str]:
+    """Yields the arguments that set a task's variables in the namespace alone: some, such as `PATH`, would choose the bubblewrap."""
+    for name, value in {**given, "HOME": "/tmp"}.items():  # noqa: S108  # that of the namespace
+        yield from ("--setenv", name, value)
 
 
 def _system() -> Iterator[str]:

@@ -8,17 +8,18 @@ Source: `responses_api_agents/simple_agent/app.py` and `nemo_gym/base_resources_
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http.cookiejar import CookieJar
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulmen.agent import Context
-from fulmen.integrations.environments import TASK, Environment, EnvironmentInvalid, agent_config, wrapped
+from fulmen.integrations.environments import TASK, Environment, EnvironmentInvalid, agent_config, below_one, wrapped
 
 if TYPE_CHECKING:
     from fulmen.train_toml.agent import AgentConfig
@@ -27,6 +28,7 @@ __all__ = ["ServerFailed", "convert", "play"]
 
 TARGET = "fulmen.integrations.nemo_gym:play"
 CONNECT_S = 10.0
+MAX_ANSWER_BYTES = 16 * 2**20
 PARAMETERS = "responses_create_params"
 
 
@@ -57,13 +59,13 @@ def convert(
         EnvironmentInvalid: With every problem: a server that does not answer, a row without an input, a tool that it does not have.
         OSError: If the file cannot be read.
     """
-    taken = _rows(rows)[:count]
-    problems = [] if model else ["model: it has no name"]
+    taken, problems = _rows(rows)[:count], [] if model else ["model: it has no name"]
+    problems += below_one(count=count, max_steps=max_steps)
     problems += [] if taken else ["rows: there are none"]
     try:
         paths = _paths(url)
         problems += [f"the server has no {path}" for path in ("/seed_session", "/verify") if path not in paths]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException) as error:
         paths = None
         problems.append(f"the server does not answer at {url}/openapi.json: {type(error).__name__}: {error}")
     for number, row in enumerate(taken, start=1):
@@ -104,10 +106,14 @@ def _row_problems(row: Any, paths: frozenset[str] | None) -> Iterable[str]:
         json.dumps(row)
     except (TypeError, ValueError) as error:
         yield str(error)
-    for tool in parameters.get("tools") or ():
-        name = tool.get("name") if isinstance(tool, Mapping) else None
+    for name in _tools(parameters):
         if paths is not None and f"/{name}" not in paths and "/{path}" not in paths:
             yield f"the server has no tool {name!r}"
+
+
+def _tools(parameters: Mapping[str, Any]) -> list[Any]:
+    """Returns the names of a row's tools."""
+    return [tool.get("name") if isinstance(tool, Mapping) else None for tool in parameters.get("tools") or ()]
 
 
 def play(task: Mapping[str, Any], context: Context) -> float:
@@ -131,7 +137,7 @@ def play(task: Mapping[str, Any], context: Context) -> float:
         said = any(each["type"] == "message" for each in answer["output"])
         if answer.get("incomplete_details") or (said and not calls):
             break
-        outputs += [session.tool(url, call) for call in calls]
+        outputs += [session.tool(url, call, offered=_tools(parameters)) for call in calls]
     verified = session.asked(f"{url}/verify", {**row, "response": {**answer, "output": outputs}})
     return float(verified["reward"])
 
@@ -148,14 +154,19 @@ class _Session:
         status, text = self._post(url, body)
         return _read(url, status, text)
 
-    def tool(self, url: str, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Calls a tool; its answer goes to the model, whatever its status."""
+    def tool(self, url: str, call: Mapping[str, Any], *, offered: Sequence[Any]) -> dict[str, Any]:
+        """Calls a tool that the model was offered; its answer goes to the model, whatever its status.
+
+        Others are not: a model may name `verify`, or a path of another service.
+        """
         try:
+            if call["name"] not in offered:
+                raise ValueError("there is no such tool")
             arguments = json.loads(call["arguments"])
             if not isinstance(arguments, dict):
                 raise TypeError("the arguments are no object")
             _, text = self._post(f"{url}/{call['name']}", arguments)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             text = json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
         return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
 
@@ -181,15 +192,26 @@ def _sent(
     request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=every)  # noqa: S310  # checked by convert
     try:
         with opener.open(request, timeout=max(1.0, limit_s)) as answer:
-            return answer.status, answer.read().decode()
+            return answer.status, _text(url, answer.read(MAX_ANSWER_BYTES + 1))
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-    except OSError as error:
+        return error.code, _text(url, error.read(MAX_ANSWER_BYTES + 1))
+    except (OSError, http.client.HTTPException) as error:
         raise ServerFailed(f"{url}: {type(error).__name__}: {error}") from None
+
+
+def _text(url: str, body: bytes) -> str:
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ServerFailed(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes.")
+    return body.decode(errors="replace")
 
 
 def _read(url: str, status: int, text: str) -> dict[str, Any]:
     if status >= 400:
         raise ServerFailed(f"{url} answered with status {status}: {text[:2000]}")
-    found: dict[str, Any] = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ServerFailed(f"{url} answered with no JSON object: {text[:200]}")
     return found

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from fulmen.agent import Context
 from fulmen.emit import MAX_REWARDS, emit_reward
 from fulmen.integrations.chat import complete, text_of
-from fulmen.integrations.environments import TASK, Environment, EnvironmentInvalid, agent_config, imported, wrapped
+from fulmen.integrations.environments import (
+    TASK,
+    Environment,
+    EnvironmentInvalid,
+    agent_config,
+    below_one,
+    imported,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from fulmen.train_toml.agent import AgentConfig
@@ -64,6 +72,7 @@ def convert(
     imported("openenv.core", "openenv-core")
     problems = [] if model else ["model: it has no name"]
     problems += [] if resets else ["resets: there are none"]
+    problems += below_one(max_steps=max_steps, max_tokens=max_tokens)
     if score not in _SCORES:
         problems.append(f"score: must be {' or '.join(_SCORES)}, not {score!r}")
     schema: Mapping[str, Any] = {}
@@ -169,6 +178,6 @@ def _object_in(said: str) -> dict[str, Any] | None:
     begin, end = said.find("{"), said.rfind("}")
     try:
         found = json.loads(said[begin : end + 1]) if begin >= 0 else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -12,6 +12,7 @@ CLOCK_METADATA_KEY = "fulmen-unix-nanos"
 # The status is in the trailing metadata, of which clients accept 8 KiB; base64 takes a third of it.
 MAX_VIOLATION_BYTES = 3072
 MAX_METADATA_CHARS = 256
+MAX_MESSAGE_BYTES = 1200
 
 _GENERIC: dict[grpc.StatusCode, type[FulmenError]] = {
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
@@ -32,9 +33,10 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 def encode(error: FulmenError) -> status_pb2.Status:
     """Returns the status of an error, with `ErrorInfo`, `RetryInfo`, and `BadRequest` if it has violations.
 
-    The last violation gives the number of those that do not fit.
+    The last violation gives the number of those that do not fit, and a long text is cut: gRPC drops a status whose
+    metadata have more than 8 KiB.
     """
-    status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=error.message)
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=_shortened(error.message))
     metadata = {key: value[:MAX_METADATA_CHARS] for key, value in error.metadata.items()}
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=errors.ERROR_DOMAIN, metadata=metadata)
     status.details.add().Pack(info)
@@ -52,6 +54,11 @@ def encode(error: FulmenError) -> status_pb2.Status:
         retry.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
         status.details.add().Pack(retry)
     return status
+
+
+def _shortened(text: str) -> str:
+    given = text.encode(errors="replace")
+    return text if len(given) <= MAX_MESSAGE_BYTES else given[:MAX_MESSAGE_BYTES].decode(errors="ignore") + " …"
 
 
 def _more(count: int) -> error_details_pb2.BadRequest.FieldViolation:

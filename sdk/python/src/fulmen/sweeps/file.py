@@ -6,9 +6,11 @@ Reading is strict, as that of `train.toml`: all problems are reported at once.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,12 @@ _SETTING: Final = re.compile(r"[a-z][a-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 METRIC: Final = "validation_accuracy_after"
 MAX_TRIALS: Final = 1000
 MAX_STEPS: Final = 1_000_000
+MAX_SEARCHED: Final = 100
+"""Settings that are searched."""
+MAX_VALUES: Final = 1000
+"""Values of a setting."""
+MAX_WHOLE: Final = 2**53
+"""Beyond it JSON's numbers are not exact."""
 DRAWS_PER_TRIAL: Final = 100
 
 
@@ -40,10 +48,13 @@ class Range:
         if isinstance(self.low, int) and isinstance(self.high, int) and not self.log:
             return chance.randint(self.low, self.high)
         if not self.log:
-            return float(f"{chance.uniform(self.low, self.high):.4g}")
+            return self._within(float(f"{chance.uniform(self.low, self.high):.4g}"))
         found = math.exp(chance.uniform(math.log(self.low), math.log(self.high)))
         whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return round(found) if whole else float(f"{found:.4g}")
+        return self._within(round(found) if whole else float(f"{found:.4g}"))
+
+    def _within(self, rounded: float) -> float:
+        return min(max(rounded, self.low), self.high)
 
 
 def _combination(lists: Mapping[str, Sequence[Any]], number: int) -> dict[str, Any]:
@@ -53,6 +64,11 @@ def _combination(lists: Mapping[str, Sequence[Any]], number: int) -> dict[str, A
         number, place = divmod(number, len(values))
         found[key] = values[place]
     return found
+
+
+def _text(value: Any) -> str:
+    """Returns a value as JSON, which tells `1` from `true` as comparisons do not."""
+    return json.dumps(value, sort_keys=True)
 
 
 Choices = Range | tuple[Any, ...]
@@ -112,18 +128,18 @@ class Sweep:
         if len(lists) == len(self.search):
             # By number: of all combinations there may be too many for a list.
             total = math.prod(len(each) for each in lists.values())
-            return [_combination(lists, number) for number in chance.sample(range(total), min(self.trials, total))]
-        found: list[dict[str, Any]] = []
+            if total <= sys.maxsize:
+                return [_combination(lists, number) for number in chance.sample(range(total), min(self.trials, total))]
+        found: dict[str, dict[str, Any]] = {}
         for _ in range(DRAWS_PER_TRIAL * self.trials):
             drawn = {
                 key: chance.choice(each) if isinstance(each, tuple) else each.drawn(chance)
                 for key, each in self.search.items()
             }
-            if drawn not in found:
-                found.append(drawn)
+            found.setdefault(_text(drawn), drawn)
             if len(found) == self.trials:
                 break
-        return found
+        return list(found.values())
 
 
 def load_sweep(path: Path) -> Sweep:
@@ -179,7 +195,9 @@ def _search(table: TableReader, given: Any) -> dict[str, Choices]:
     for key, value in (given if isinstance(given, Mapping) else {}).items():
         match value:
             case list() if value and all(map(is_json, value)):
-                if any(value.count(each) > 1 for each in value):
+                if len(value) > MAX_VALUES:
+                    table.problem(f'"{key}"', f"has {len(value)} values; at most {MAX_VALUES} are possible")
+                elif len(set(map(_text, value))) < len(value):
                     table.problem(f'"{key}"', "has a value twice")
                 else:
                     found[key] = tuple(value)
@@ -188,6 +206,8 @@ def _search(table: TableReader, given: Any) -> dict[str, Choices]:
                     table.problem(f'"{key}"', "has keys other than low, high and log (true or false)")
                 elif low >= high:
                     table.problem(f'"{key}"', f"low ({low:g}) must be less than high ({high:g})")
+                elif not math.isfinite(float(high) - float(low)):
+                    table.problem(f'"{key}"', f"is too wide: from {low:g} to {high:g}")
                 elif rest.get("log") and low <= 0:
                     table.problem(f'"{key}"', "low must be above 0 with log")
                 else:
@@ -204,6 +224,9 @@ def _check(sweep: Sweep, table: TableReader, steps: TableReader) -> None:
             table.problem(f'"{key}"', 'write a setting with its algorithm in quotes, such as "grpo.learning_rate"')
     if not sweep.search:
         table.problem("search", "names no setting")
+    if len(sweep.search) > MAX_SEARCHED:
+        table.problem("search", f"has {len(sweep.search)} settings; at most {MAX_SEARCHED} are possible")
+        return
     names = [*sweep.search, sweep.steps_setting]
     for one, other in itertools.permutations(names, 2):
         if one and other.startswith(f"{one}."):
@@ -238,4 +261,6 @@ def _rungs(low: int, high: int, factor: int) -> int:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= MAX_WHOLE
+    return isinstance(value, float) and math.isfinite(value)

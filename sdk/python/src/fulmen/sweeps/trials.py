@@ -22,7 +22,7 @@ from fulmen.training.plan import RunNames
 from fulmen.training.task_files import Dataset
 from fulmen.training.training import Training
 
-__all__ = ["Trials", "trial_config", "trial_configs"]
+__all__ = ["Trials", "metric_of", "trial_config", "trial_configs"]
 
 DIGEST_CHARACTERS: Final = 16
 
@@ -61,13 +61,22 @@ def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
     return [trial_config(plan, sweep, settings, each) for settings in sweep.settings() for each in steps]
 
 
+def metric_of(results: Mapping[str, float], metric: str) -> tuple[float | None, str]:
+    """Returns a result of a run; None, and why, if it cannot be compared: infinity would be the best or the worst."""
+    found = results.get(metric)
+    if found is None:
+        return None, f"has no {metric}, only {', '.join(sorted(results)) or 'no results'}"
+    return (found, "") if math.isfinite(found) else (None, f"its {metric} is {found}")
+
+
 def _toml(value: Any) -> str:
     """Renders a JSON value as TOML."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    # Escapes of TOML name characters; those of JSON are halves of one beyond U+FFFF.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +103,8 @@ class Trials:
     inputs: dict[str, str] = field(default_factory=dict)
     tell: Callable[[str], None] = lambda line: None
     _first: Training | None = field(default=None, init=False)
+    _settings: list[dict[str, Any]] = field(default_factory=list, init=False)
+    _digest: str = field(default="", init=False)
 
     async def begin(self) -> None:
         """Validates all trials, publishes the inputs once, and validates all trials with them.
@@ -114,7 +125,7 @@ class Trials:
         await self._validate(first, configs)
         await first.publish_inputs()
         await self._validate(first, configs)
-        self._first = first
+        self._first, self._settings, self._digest = first, self.sweep.settings(), self.digest
 
     async def _validate(self, first: Training, configs: list[TrainConfig]) -> None:
         problems: dict[str, None] = {}
@@ -130,9 +141,9 @@ class Trials:
             ConfigError: if a run of the name exists that another sweep has made.
         """
         assert self._first is not None, "begin() comes first"
-        settings, most = self.sweep.settings()[trial], self.sweep.max_steps
+        settings, most = self._settings[trial], self.sweep.max_steps
         config = trial_config(self.plan, self.sweep, settings, most if self._continues else steps)
-        tags: tuple[str, ...] = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self.digest}")
+        tags: tuple[str, ...] = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self._digest}")
         prefix = f"{self.sweep.name}-t{trial}"
         if not self._continues:
             tags, prefix = (*tags, f"rung.{rung}"), f"{prefix}-r{rung}"
@@ -145,7 +156,7 @@ class Trials:
         if (known := await self._found(stages[-1])) is None:
             await training.create()
             self.tell(f"trial {trial}, {steps} steps: {shown}")
-        elif f"sweep-digest.{self.digest}" not in known.tags:
+        elif f"sweep-digest.{self._digest}" not in known.tags:
             raise ConfigError(
                 f"{self.sweep.file} cannot go on.",
                 [
@@ -189,17 +200,11 @@ class Trials:
             async for event in events:
                 at = event.run if event.HasField("run") else at
                 if at.state == training_run_pb2.TRAINING_RUN_STATE_PAUSED and at.step >= steps == at.pause_at_step:
-                    return self._metric(at)
+                    return metric_of(at.results, self.sweep.metric)
         if at.state == training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
-            return self._metric(at)
+            return metric_of(at.results, self.sweep.metric)
         state = training_run_pb2.TrainingRunState.Name(at.state).removeprefix("TRAINING_RUN_STATE_").lower()
         return None, f"{state}: {at.failure_message}".removesuffix(": ")
-
-    def _metric(self, run: training_run_pb2.TrainingRun) -> tuple[float | None, str]:
-        found = run.results.get(self.sweep.metric)
-        if found is None or math.isnan(found):
-            return None, f"has no {self.sweep.metric}, only {', '.join(sorted(run.results)) or 'no results'}"
-        return found, ""
 
     @property
     def digest(self) -> str:

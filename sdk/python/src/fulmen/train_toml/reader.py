@@ -205,13 +205,17 @@ def parsed_toml(path: Path, content: bytes | None = None) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8.", [f"see byte {error.start + 1}"]) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML.", [str(error)]) from None
+    except ValueError:
+        raise ConfigError(f"{path} is not valid TOML.", ["a number has too many digits"]) from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply.", ()) from None
 
 
 def is_json(value: object) -> bool:
     """Returns whether a value of TOML is one of JSON, too: a date is not."""
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 

@@ -311,5 +311,5 @@ def _value(text: str) -> Any:
     """Parses a value as in TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

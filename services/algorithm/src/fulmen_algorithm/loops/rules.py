@@ -18,6 +18,8 @@ from fulmen_algorithm.training.rows import NO_VERSION, Row
 MAX_SEED: Final = 2**32 - 1
 MAX_REQUEST_ID: Final = 128
 MAX_REPORTED: Final = 50
+MAX_SETTINGS: Final = 64 * 1024
+"""Characters of a loss's settings, JSON."""
 MAX_WEIGHT: Final = 1e6
 MAX_COMPLETIONS: Final = 256
 MAX_STOP_IDS: Final = 64
@@ -194,6 +196,8 @@ def messages_problems(field: str, text: str, *, tools: str = "") -> list[Violati
 
 
 def _object(field: str, text: str) -> tuple[dict[str, Any], list[Violation]]:
+    if len(text) > MAX_SETTINGS:
+        return {}, problem(field, f"has {len(text)} characters; allowed are {MAX_SETTINGS}")
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

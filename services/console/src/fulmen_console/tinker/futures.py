@@ -18,7 +18,7 @@ __all__ = ["Answered", "Future", "Futures"]
 MAX_FUTURES: Final = 8192
 """Of a project, those that are not fetched included."""
 MAX_BYTES: Final = 256 * 2**20
-"""Of all requests that are carried out and all answers that are kept."""
+"""Of all requests that are carried out and all answers that are kept. One project may hold as much as it leaves free."""
 KEEP_S: Final = 900.0
 """Time for which an answer is kept."""
 KEEP_FETCHED_S: Final = 60.0
@@ -85,9 +85,11 @@ class Futures:
             if known.project != project:
                 raise _unknown()
             return known
-        if sum(each.project == project for each in self._futures.values()) >= MAX_FUTURES:
+        own = [each.size_bytes for each in self._futures.values() if each.project == project]
+        if len(own) >= MAX_FUTURES:
             raise QuotaExceeded("Too many answers wait to be fetched.", quota="futures", retry_after_s=RETRY_S)
-        if self._bytes + size_bytes > MAX_BYTES:
+        # So that one project fills half of it at most, two a third each, and there is always room for another one.
+        if sum(own) + size_bytes > MAX_BYTES - self._bytes - size_bytes:
             raise QuotaExceeded("The console has no room for the request.", quota="future_bytes", retry_after_s=RETRY_S)
         future = Future(future_id, project, size_bytes)
         self._futures[future_id] = future

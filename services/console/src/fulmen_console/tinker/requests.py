@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from fulmen.errors import ArgumentInvalid, Violation
 
@@ -31,13 +30,27 @@ __all__ = [
 
 MAX_REPORTED: Final = 50
 MAX_SAMPLES: Final = 256
+MAX_STOP_IDS: Final = 64
+MAX_STOP_TEXTS: Final = 16
+MAX_CHUNKS: Final = 4096
+"""Of a prompt."""
+MAX_TOKENS: Final = 262_144
+"""Of a chunk."""
 Id = Annotated[str, Field(max_length=256)]
 Number = Annotated[int, Field(ge=0, lt=2**62)]
-Body = TypeVar("Body", bound=BaseModel)
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Read(BaseModel):
+    """A body. Its size is bounded, and long lists end with their first problem: telling of each takes minutes."""
+
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), allow_inf_nan=False)
+    max_bytes: ClassVar[int] = 64 * 1024
+
+
+Body = TypeVar("Body", bound=_Read)
 
 
 class OfSession(_Read):
@@ -138,13 +151,13 @@ class Chunk(_Read):
     """A part of a prompt; only text."""
 
     type: Literal["encoded_text"] = "encoded_text"
-    tokens: Sequence[Annotated[int, Field(ge=0, lt=2**31)]]
+    tokens: Annotated[list[TokenId], FailFast(), Field(max_length=MAX_TOKENS)]
 
 
 class Prompt(_Read):
     """A prompt."""
 
-    chunks: list[Chunk]
+    chunks: Annotated[list[Chunk], FailFast(), Field(max_length=MAX_CHUNKS)]
 
 
 class SamplingParams(_Read):
@@ -152,7 +165,12 @@ class SamplingParams(_Read):
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**62), lt=2**62)] | None = None
-    stop: str | list[int] | list[str] | None = None
+    stop: (
+        str
+        | Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
+        | Annotated[list[str], Field(max_length=MAX_STOP_TEXTS)]
+        | None
+    ) = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_k: Literal[-1] = -1
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -161,6 +179,7 @@ class SamplingParams(_Read):
 class Sample(_Read):
     """`asample`."""
 
+    max_bytes: ClassVar[int] = 4 * 2**20
     sampling_session_id: Id
     seq_id: Number
     num_samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
@@ -191,6 +210,9 @@ def read(kind: type[Body], body: bytes) -> Body:
     Raises:
         ArgumentInvalid: with every problem.
     """
+    if len(body) > kind.max_bytes:
+        found_size = Violation(field="body", description=f"must have at most {kind.max_bytes} bytes, not {len(body)}")
+        raise ArgumentInvalid("The request is malformed.", violations=[found_size])
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

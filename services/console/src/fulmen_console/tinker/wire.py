@@ -21,6 +21,12 @@ from fulmen.errors import ArgumentInvalid, Violation
 __all__ = ["PROTOBUF_TYPE", "Datum", "Pass", "Sequence_", "encoded_pass", "encoded_samples", "read_pass"]
 
 PROTOBUF_TYPE: Final = b"application/x-protobuf"
+MAX_DATA: Final = 4096
+MAX_CHUNKS: Final = 65_536
+"""Of all data of a request."""
+MAX_NAMES: Final = 16
+"""Inputs of a datum; settings of a loss."""
+MAX_DIMENSIONS: Final = 8
 _FLOAT32: Final = 1
 _TYPECODES: Final[Mapping[int, str]] = {1: "f", 2: "q", 3: "i"}
 """Of Python's arrays, by `DType`: float32, int64, int32."""
@@ -95,6 +101,7 @@ def read_pass(body: bytes) -> Pass:
     except (DecodeError, UnicodeDecodeError):
         found = Violation(field="body", description="is no ForwardBackwardRequest of the tinker package")
         raise ArgumentInvalid("The request is malformed.", violations=[found]) from None
+    _check_counts(request)
     config: dict[str, float | str] = dict(request.loss_fn_config)
     config |= {name: value.text or value.number for name, value in request.loss_fn_config_v2.items()}
     return Pass(
@@ -105,6 +112,29 @@ def read_pass(body: bytes) -> Pass:
         config=config,
         forward_only=request.forward_only,
     )
+
+
+def _check_counts(request: Any) -> None:
+    """Checks numbers of parts before they become objects: an empty one has two bytes.
+
+    Raises:
+        ArgumentInvalid: if there are too many.
+    """
+    names = max((len(each.loss_fn_inputs) for each in request.data[: MAX_DATA + 1]), default=0)
+    settings = max(len(request.loss_fn_config), len(request.loss_fn_config_v2))
+    chunks = sum(len(each.model_input) for each in request.data[: MAX_DATA + 1])
+    found = [
+        Violation(field=field, description=f"has {count} elements; must have at most {most}")
+        for field, count, most in (
+            ("data", len(request.data), MAX_DATA),
+            ("data.model_input", chunks, MAX_CHUNKS),
+            ("data.loss_fn_inputs", names, MAX_NAMES),
+            ("loss_fn_config", settings, MAX_NAMES),
+        )
+        if count > most
+    ]
+    if found:
+        raise ArgumentInvalid("The request is malformed.", violations=found)
 
 
 def encoded_pass(logprobs: Sequence[Sequence[float]], metrics: Mapping[str, float]) -> bytes:
@@ -160,6 +190,8 @@ def _values(tensor: Any) -> Sequence[float]:
         raise ValueError("is sparse, which is not offered")
     if tensor.dtype not in _TYPECODES:
         raise ValueError("has a type that is not offered: use float32, int64 or int32")
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise ValueError(f"has {len(tensor.shape)} dimensions")
     values = array(_TYPECODES[tensor.dtype])
     values.frombytes(tensor.dense)
     return values

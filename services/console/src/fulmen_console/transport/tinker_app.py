@@ -39,7 +39,8 @@ from fulmen_service_kit.security.auth import SEVERAL
 __all__ = ["TINKER_PATH", "TinkerApp"]
 
 TINKER_PATH: Final = "/api/v1/"
-MAX_BODY_BYTES: Final = 16 * 2**20
+MAX_BODY_BYTES: Final = 8 * 2**20
+"""Those of 262,144 tokens with three tensors have 5 MiB."""
 MAX_READING_BYTES: Final = 128 * 2**20
 """Of all bodies that are read at a time."""
 MAX_CHUNK_BYTES: Final = 2_000_000

@@ -8,16 +8,14 @@ characters that Messages does not allow.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from fulmen_llm_proxy.apis.api import ABSENT, given
+from fulmen_llm_proxy.apis.api import ABSENT, UNREADABLE, given
 from fulmen_llm_proxy.translation.chat_shapes import ChatMessage, Part, ToolCall
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON, tool_use_id
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PDF = "application/pdf"
 _MARK = "cache_control"
 _THOUGHTS = ("thinking", "redacted_thinking")
@@ -190,5 +188,5 @@ def _input(arguments: str | None) -> object:
         return {}
     try:
         return _OBJECT.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (*UNREADABLE, UnicodeEncodeError):
         return {INVALID_JSON: arguments}

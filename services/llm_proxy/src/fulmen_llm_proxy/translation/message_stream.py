@@ -65,7 +65,7 @@ class _Segment:
             return False
         try:
             _OBJECT.decode(text)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (*UNREADABLE, UnicodeEncodeError):
             return False
         return True
 

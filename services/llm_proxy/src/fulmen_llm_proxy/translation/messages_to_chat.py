@@ -257,6 +257,6 @@ def _input(arguments: str) -> msgspec.Raw:
         return msgspec.Raw(b"{}")
     try:
         _OBJECT.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (*UNREADABLE, UnicodeEncodeError):
         return msgspec.Raw(encode({INVALID_JSON: arguments}))
     return msgspec.Raw(arguments.encode())

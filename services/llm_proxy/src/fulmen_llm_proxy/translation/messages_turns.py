@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fulmen.errors import ArgumentInvalid
-from fulmen_llm_proxy.apis.api import given
+from fulmen_llm_proxy.apis.api import UNREADABLE, given, wrong
 from fulmen_llm_proxy.translation.equivalents import INVALID_JSON, JSON
 from fulmen_llm_proxy.translation.message_shapes import Block, Source, Turn
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
@@ -151,7 +151,11 @@ class _Conversation:
         if source.type == "text" and source.data is not None:
             return [*heading, _text(source.data)]
         if source.type == "content" and source.content is not None:
-            return [*heading, *self._parts(f"{place}.source.content", _blocks(source.content))]
+            within, blocks = f"{place}.source.content", _blocks(source.content)
+            if any(inner.type == "document" for inner in blocks):
+                self._unsayable.add(f"{within} (a document in a document)")
+                return []
+            return [*heading, *self._parts(within, blocks)]
         if source.type == "base64" and source.data and source.media_type:
             name = block.title or "document.pdf"
             file = {"filename": name, "file_data": f"data:{source.media_type};base64,{source.data}"}
@@ -183,8 +187,8 @@ def _read_result(place: str, block: Block) -> list[Block]:
         return []
     try:
         return _blocks(_RESULT.decode(block.content))
-    except msgspec.DecodeError as error:
-        raise ArgumentInvalid(f"The field `{place}.content` is wrong: {error}.") from None
+    except UNREADABLE as error:
+        raise ArgumentInvalid(f"The field `{place}.content` is wrong: {wrong(error)}.") from None
 
 
 def _tool_call(block: Block) -> JSON:
@@ -200,6 +204,6 @@ def _arguments(given_input: msgspec.Raw) -> str:
     if INVALID_JSON.encode() in text:
         try:
             return _INVALID_INPUT.decode(text).text
-        except msgspec.DecodeError:
+        except UNREADABLE:
             pass  # an ordinary input that happens to have this form
     return text.decode()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fulmen_llm_proxy.apis.api import encode, read
+from fulmen_llm_proxy.apis.api import UNREADABLE, encode, read
 from fulmen_llm_proxy.apis.collected import Fields
 from fulmen_llm_proxy.translation.translator import UnsupportedFields
 
@@ -105,7 +105,7 @@ def input_of(arguments: str) -> str:
     """Returns the input of a custom tool; what the model wrote, if those are not arguments of its function."""
     try:
         return _CUSTOM_INPUT.decode(arguments).input
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (*UNREADABLE, UnicodeEncodeError):
         return arguments
 
 
@@ -116,14 +116,16 @@ def add_tools(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> N
         ArgumentInvalid: if a field has the wrong type.
     """
     functions: list[JSON] = []
+    taken: set[str] = set()
     own = own_tools(fields)
     for tool, space in _each(read(fields, "tools", _TOOLS, None) or ()):
         if tool.type not in ("function", "custom") or not tool.name:
             unsupported.param("tools", f"the tool '{tool.name or tool.type}' of type '{tool.type}'")
             continue
         name = function_name(tool.name, space.name if space else None)
-        if name in own and any(name == other["name"] for other in functions):
+        if name in own and name in taken:
             unsupported.add(f"two tools that are the function '{name}'")
+        taken.add(name)
         functions.append(_function(name, tool, space))
     choice = _tool_choice(read(fields, "tool_choice", _TOOL_CHOICE, None), unsupported)
     if not functions:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from fulmen.errors import ArgumentInvalid
 from fulmen_llm_proxy.apis.api import ApiName
 from fulmen_llm_proxy.apis.collected import Asked, Fields
+
+MAX_REPORTED: Final = 50
+MAX_CHARACTERS: Final = 300
+"""Of one violation, which may quote the request."""
 
 
 class Translator(Protocol):
@@ -66,18 +70,22 @@ class UnsupportedFields:
         dropped: names of the parameters that were dropped.
     """
 
-    __slots__ = ("_api", "_found", "dropped", "drops")
+    __slots__ = ("_api", "_found", "_unlisted", "dropped", "drops")
 
     def __init__(self, api: ApiName, *, drops: bool) -> None:
         """Sets the backend's API, and whether parameters are dropped."""
         self._api = api
         self.drops = drops
         self._found: list[str] = []
+        self._unlisted = 0
         self.dropped: list[str] = []
 
     def add(self, what: str) -> None:
-        """Adds a violation, with its position in the request."""
-        self._found.append(what)
+        """Adds a violation, with its position in the request; beyond `MAX_REPORTED` they are counted only."""
+        if len(self._found) < MAX_REPORTED:
+            self._found.append(what[:MAX_CHARACTERS])
+        else:
+            self._unlisted += 1
 
     def param(self, name: str, what: str = "") -> None:
         """Adds a parameter, which is a violation unless parameters are dropped.
@@ -94,9 +102,10 @@ class UnsupportedFields:
         """Checks that nothing was added.
 
         Raises:
-            ArgumentInvalid: if any was added; names all of them.
+            ArgumentInvalid: if any was added; names `MAX_REPORTED` of them at most.
         """
         if self._found:
+            more = f"; and {self._unlisted} more" if self._unlisted else ""
             raise ArgumentInvalid(
-                f"Not supported by {self._api}, the API of the model's backend: {'; '.join(self._found)}."
+                f"Not supported by {self._api}, the API of the model's backend: {'; '.join(self._found)}{more}."
             )

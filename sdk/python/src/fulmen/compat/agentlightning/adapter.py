@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulmen.compat.agentlightning.attributes import AGL_OPERATION, AGL_REWARD, OPERATION_NAME, nested, reward_in
-from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, read_spans, span_tree
+from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, SpansInvalid, read_spans, span_tree
 from fulmen.compat.agentlightning.records import Triplet
 
 if TYPE_CHECKING:
@@ -43,6 +44,18 @@ class RewardMatchPolicy(StrEnum):
 
     FIRST_OCCURRENCE = "first_occurrence"
     """A reward belongs to the last call that ended before it."""
+
+
+@contextmanager
+def _attributes() -> Iterator[None]:
+    """Raises SpansInvalid for what an attribute of another form leads to."""
+    try:
+        yield
+    except SpansInvalid:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        text = f"An attribute of a span has another form: {type(error).__name__}: {str(error)[:200]}"
+        raise SpansInvalid(text) from None
 
 
 class TracerTraceToTriplet:
@@ -72,6 +85,7 @@ class TracerTraceToTriplet:
         self.reward_match = RewardMatchPolicy(reward_match)
         self._skip_empty_token_spans = _skip_empty_token_spans
 
+    @_attributes()
     def adapt(self, source: str | Path | Iterable[Any], /) -> list[Triplet]:
         """Returns the triplets of one attempt, in the order of the tree.
 
@@ -90,7 +104,12 @@ class TracerTraceToTriplet:
     def _calls(self, tree: SpanNode) -> list[tuple[SpanNode, str]]:
         found: list[tuple[SpanNode, str]] = []
 
-        def visit(node: SpanNode, agent: str | None, in_call: bool, in_reward: bool, seen: set[str]) -> None:
+        seen: set[str] = set()
+        waiting: list[tuple[SpanNode, str | None, bool, bool]] = [
+            (tree, "*" if self.agent_match is None else None, False, False)
+        ]
+        while waiting:
+            node, agent, in_call, in_reward = waiting.pop()
             if agent is not None and not in_reward and re.search(self.llm_call_match, node.name):
                 answer = _text(node.attributes, _ANSWER_IDS)
                 if answer not in seen if answer is not None else not in_call:
@@ -101,10 +120,7 @@ class TracerTraceToTriplet:
             if name is not None:
                 agent = name if self.agent_match is None or re.search(self.agent_match, name) else None
             in_reward = in_reward or (self.exclude_llm_call_in_reward and _is_reward(node))
-            for child in node.children:
-                visit(child, agent, in_call, in_reward, seen)
-
-        visit(tree, "*" if self.agent_match is None else None, False, False, set())
+            waiting += [(child, agent, in_call, in_reward) for child in reversed(node.children)]
         return found
 
 
@@ -220,6 +236,7 @@ def _images(asked: Any) -> list[str]:
 class LlmProxyTraceToTriplet:
     """Triplets of the spans of Agent Lightning's LLM proxy, in the order of `sequence_id`; its clocks do not count."""
 
+    @_attributes()
     def adapt(self, source: str | Path | Iterable[Any], /) -> list[Triplet]:
         """Returns the triplets of one attempt.
 

@@ -24,6 +24,7 @@ OPERATION_NAME: Final = "agentlightning.operation.name"
 OPERATION_INPUT: Final = "agentlightning.operation.input"
 OPERATION_OUTPUT: Final = "agentlightning.operation.output"
 
+MAX_DIGITS: Final = 10
 _AGENTOPS_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 
 
@@ -74,7 +75,7 @@ def _with_lists(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     found = {key: _with_lists(value) for key, value in node.items()}
-    if found and all(key.isdigit() for key in found):
+    if found and all(key.isascii() and key.isdigit() and len(key) < MAX_DIGITS for key in found):
         places = sorted(int(key) for key in found)
         if places == list(range(len(places))):
             return [found[str(place)] for place in places]

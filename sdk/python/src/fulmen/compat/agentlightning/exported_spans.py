@@ -15,6 +15,9 @@ from typing import Any
 __all__ = ["ExportedSpan", "SpanNode", "SpansInvalid", "read_spans", "span_tree"]
 
 
+MAX_REPORTED = 50
+
+
 class SpansInvalid(ValueError):
     """The spans are not an export of Agent Lightning's, or form no tree."""
 
@@ -60,24 +63,25 @@ def read_spans(source: str | Path | Iterable[Any]) -> list[ExportedSpan]:
             spans.append(record)
             continue
         try:
-            spans.append(_span(record if isinstance(record, Mapping) else record.model_dump()))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            problems.append(f"span {number}: {type(error).__name__}: {error}")
+            given = json.loads(record) if isinstance(record, str) else record
+            spans.append(_span(given if isinstance(given, Mapping) else given.model_dump()))
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            problems.append(f"span {number}: {type(error).__name__}: {str(error)[:200]}")
+    if len(problems) > MAX_REPORTED:
+        problems[MAX_REPORTED:] = [f"{len(problems) - MAX_REPORTED} more are not listed"]
     if problems:
         raise SpansInvalid("These are no spans of Agent Lightning:\n" + "\n".join(problems))
     return spans
 
 
-def _lines(path: Path) -> Iterator[Any]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.strip():
-            yield json.loads(line)
+def _lines(path: Path) -> Iterator[str]:
+    return filter(str.strip, path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 def _span(record: Mapping[str, Any]) -> ExportedSpan:
     return ExportedSpan(
         span_id=str(record["span_id"]),
-        parent_id=record["parent_id"],
+        parent_id=None if record["parent_id"] is None else str(record["parent_id"]),
         name=str(record["name"]),
         start_s=float(record["start_time"]),
         end_s=float(record["end_time"]),
@@ -101,9 +105,11 @@ class SpanNode:
 
     def walk(self) -> Iterator[SpanNode]:
         """Yields it and all below it, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting += reversed(node.children)
 
     def repair(self) -> None:
         """Moves spans at the top below the closest span that encloses them in time.
@@ -138,34 +144,32 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     """Returns the tree of the spans of one attempt; several roots get one above them.
 
     Raises:
-        SpansInvalid: If there are no spans, or each one has a parent among them.
+        SpansInvalid: If there are no spans, or each one has a parent among them, or one has two.
     """
-    by_id = {span.span_id: span for span in spans}
     below: dict[str, list[str]] = {}
-    roots = [span.span_id for span in spans if span.parent_id is None]
+    parents: dict[str, str | None] = {}
     for span in spans:
+        if parents.setdefault(span.span_id, span.parent_id) != span.parent_id:
+            raise SpansInvalid(f"The span {span.span_id[:64]} occurs twice, below different spans.")
         if span.parent_id is not None:
             below.setdefault(span.parent_id, []).append(span.span_id)
-    roots += [parent for parent in below if parent not in by_id]
+    roots = [span.span_id for span in spans if span.parent_id is None]
+    roots += [parent for parent in below if parent not in parents]
     if not roots:
         raise SpansInvalid("There are no spans." if not spans else "Every span has a parent among the others.")
-
-    def node_of(span_id: str) -> SpanNode:
-        children = [node_of(each) for each in below.get(span_id, ())]
-        span = by_id.get(span_id)
-        if span is None:
-            start, end = min(each.start_s for each in children), max(each.end_s for each in children)
-            return SpanNode(span_id=span_id, name="", start_s=start, end_s=end, children=children)
-        return SpanNode(
-            span_id=span_id,
-            name=span.name,
-            start_s=span.start_s,
-            end_s=span.end_s,
-            attributes=span.attributes,
-            children=children,
+    made = {
+        span.span_id: SpanNode(
+            span_id=span.span_id, name=span.name, start_s=span.start_s, end_s=span.end_s, attributes=span.attributes
         )
-
-    nodes = [node_of(root) for root in roots]
+        for span in spans
+    }
+    for parent, children in below.items():
+        nodes = [made[each] for each in children]
+        if parent not in made:
+            start, end = min(each.start_s for each in nodes), max(each.end_s for each in nodes)
+            made[parent] = SpanNode(span_id=parent, name="", start_s=start, end_s=end)
+        made[parent].children = nodes
+    nodes = [made[root] for root in roots]
     if len(nodes) == 1:
         return nodes[0]
     return SpanNode(

@@ -4,6 +4,7 @@ A rollout is scored once, by the last of its sequences that the policy sampled. 
 so advantages, metrics and the record of what a step consumed see it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
@@ -80,10 +81,11 @@ class ModelRewards:
     def _scored(self, rollout: FinishedRollout, score: float | None) -> FinishedRollout:
         if not rollout.succeeded:
             return rollout
-        if score is None:
+        total = math.nan if score is None else (rollout.reward or 0.0) + self._coefficient * score
+        # A model whose weights are not finite scores nothing.
+        if score is None or not math.isfinite(total):
             self._unscored += 1
             return replace(rollout, reward=None, rewards={})
         self._scores.append(score)
         self._own += [rollout.reward] if rollout.reward is not None else []
-        total = (rollout.reward or 0.0) + self._coefficient * score
         return replace(rollout, reward=total, rewards={**rollout.all_rewards, (REWARD_MODEL, None, b""): score})

@@ -52,6 +52,8 @@ _FIRST_WEIGHTS = (PolicyOrigin.PATH, PolicyOrigin.BASE, PolicyOrigin.BUILD)
 """Origins of which there is no version yet."""
 ROLLOUTS = "rollouts"
 """The input that names a run, whose stored rollouts are read, instead of a resource."""
+MAX_SETTINGS = 256 * 1024
+"""Characters of settings, JSON."""
 
 
 KnowsRun = Callable[[str], bool]
@@ -96,6 +98,11 @@ def parse_settings(entry: AlgorithmEntry[Settings], settings_json: str) -> Setti
     Raises:
         SettingsInvalid: with every problem.
     """
+    if len(settings_json) > MAX_SETTINGS:
+        text = f"have {len(settings_json)} characters; allowed are {MAX_SETTINGS}"
+        raise SettingsInvalid(
+            "The settings of the run are not valid.", violations=[Violation(field="settings", description=text)]
+        )
     try:
         return entry.settings.model_validate_json(settings_json or "{}")
     except ValidationError as error:

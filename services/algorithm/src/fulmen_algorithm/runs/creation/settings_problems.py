@@ -12,6 +12,9 @@ from fulmen.train_toml.reader import hint
 _FOLLOWS = "default_factory_not_called"
 """Pydantic's error type for a computed default whose inputs are invalid."""
 _CHOICE = re.compile(r"\^\(([a-z0-9_|]+)\)\$")
+MAX_REPORTED = 100
+MAX_FIELD, MAX_TEXT = 256, 2000
+"""Characters of one problem, which may quote a key or a kind."""
 _KINDS = ("kind", "codec")
 """Discriminator fields of unions of settings."""
 
@@ -19,16 +22,21 @@ _KINDS = ("kind", "codec")
 def settings_problems(
     error: ValidationError, settings: type[BaseModel], *, prefix: str = "settings"
 ) -> list[Violation]:
-    """Returns every problem with its field path, such as `settings.loss.clip.low`, and suggests similar names."""
+    """Returns the problems with their field paths, such as `settings.loss.clip.low`, and suggests similar names.
+
+    Of more than `MAX_REPORTED` the others are counted: looking for similar names takes a millisecond each.
+    """
     found = []
-    for item in error.errors(include_url=False, include_input=False):
-        if item["type"] == _FOLLOWS:
-            continue
+    problems = [each for each in error.errors(include_url=False, include_input=False) if each["type"] != _FOLLOWS]
+    for item in problems[:MAX_REPORTED]:
         field = ".".join([prefix, *(str(part) for part in item["loc"])])
         text = _text(
             item["type"], item["msg"], item.get("ctx", {}), _models_at(settings, item["loc"][:-1]), item["loc"]
         )
-        found.append(Violation(field=field, description=text))
+        found.append(Violation(field=field[:MAX_FIELD], description=text[:MAX_TEXT]))
+    if len(problems) > MAX_REPORTED:
+        text = f"{len(problems) - MAX_REPORTED} more problems are not listed"
+        found.append(Violation(field=prefix, description=text))
     return found
 
 

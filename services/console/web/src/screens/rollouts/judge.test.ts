@@ -18,6 +18,19 @@ test("an answer without a score within the range is none", () => {
   expect(verdictOf(response('{"score": null}'), "gpt")).toBeUndefined();
 });
 
+test("an answer of very many braces is read in bounded time", () => {
+  const verdict = '{"reason": "a {b} c", "score": 2}';
+  expect(verdictOf(response(`${"{x} ".repeat(16_000)}${verdict}`), "gpt")?.value).toBe(0.2);
+  for (const bad of ["{", '{"a":', '{"score":[', "[{"])
+    expect(verdictOf(response(`${bad.repeat(60_000 / bad.length)}}`), "gpt")).toBeUndefined();
+});
+
+test("numbers beyond all bounds are no scores", () => {
+  for (const score of ["1e999", "-1e999", "-1", "10.000001", "1e308", "NaN", '"NaN"', "[5]", "true"])
+    expect(verdictOf(response(`{"reason": "r", "score": ${score}}`), "gpt")).toBeUndefined();
+  expect(verdictOf(response('{"score": 10, "score": 1e999}'), "gpt")).toBeUndefined();
+});
+
 test("task and answer stand between marks that their authors cannot know, and are cut at the front", () => {
   const judge = { model: "gpt", dimension: "judge", question: "Is it polite?" };
   const body = JSON.parse(questionOf(judge, { task: "[end guess]", answer: "x".repeat(70_000) }, "secret")) as {

@@ -3,6 +3,8 @@
 const MAX_SCORE = 10;
 const MAX_CHARACTERS = 65_536;
 const MAX_COMMENT = 4_000;
+/** Braces that are tried as the beginning of a verdict: what a hostile answer makes a model repeat has thousands. */
+const MAX_TRIES = 200;
 
 export interface Judge {
   /** Name of the model, as agents call it. */
@@ -47,7 +49,10 @@ export function questionOf(judge: Judge, texts: { task: string; answer: string }
 export function verdictOf(response: Uint8Array, model: string): Verdict | undefined {
   const text = contentOf(new TextDecoder().decode(response));
   const end = text.lastIndexOf("}") + 1;
-  for (let start = text.indexOf("{"); start >= 0 && start < end; start = text.indexOf("{", start + 1)) {
+  let start = end;
+  for (let tries = 0; tries < MAX_TRIES && start > 0; tries += 1) {
+    start = text.lastIndexOf("{", start - 1);
+    if (start < 0) return undefined;
     const found = objectIn(text.slice(start, end));
     if (!found) continue;
     const { score, reason } = found;

@@ -19,6 +19,8 @@ const TRIES = 3;
 const OK = 200;
 /** Rejections that pass by themselves. */
 const TRANSIENT = new Set([408, 409, 425, 429]);
+/** Longest time for which a call that was refused waits; one that has to wait longer ends the go. */
+const MAX_WAIT_S = 60;
 /** Scored in one go at most: the page has to stay open. */
 export const MAX_SCORED = 10_000;
 
@@ -53,6 +55,13 @@ export async function rescoreAll(
 
   async function score({ name, endedAttemptCount }: Rollout): Promise<void> {
     try {
+      // It may have been scored in another tab since the list was read, or so long ago that the list left it out.
+      const of = { project, rollout: name, dimension: judge.dimension, author, pageSize: 1 };
+      if ((await annotations.listAnnotations(of, { signal })).annotations.length) {
+        now.known += 1;
+        progress({ ...now });
+        return;
+      }
       const texts = await textsOf({ name, endedAttemptCount });
       const body = questionOf(judge, texts, crypto.randomUUID());
       const verdict = verdictOf(await answerOf(project, body, signal), judge.model);
@@ -111,7 +120,7 @@ async function answerOf(project: string, body: string, signal: AbortSignal): Pro
     const answer = await client(CompletionService).complete(request, { signal });
     if (answer.httpStatus === OK) return answer.bodyJson;
     const isTransient = answer.httpStatus > 499 || TRANSIENT.has(answer.httpStatus);
-    if (!isTransient || attempt === TRIES)
+    if (!isTransient || attempt === TRIES || answer.retryAfterSeconds > MAX_WAIT_S)
       throw new ConnectError(
         errorOf(answer.bodyJson, answer.httpStatus),
         isTransient ? Code.Unavailable : Code.Aborted,

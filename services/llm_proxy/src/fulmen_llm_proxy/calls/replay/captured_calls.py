@@ -53,9 +53,11 @@ def request_digest(model: str, fields: Fields) -> bytes | None:
     """
     try:
         values = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_COMPARED}
+        # Writing needs a little more depth than reading did.
+        canonical = _sorted_json([model, values])
     except UNREADABLE:
         return None
-    return hashlib.blake2b(_sorted_json([model, values]), digest_size=16).digest()
+    return hashlib.blake2b(canonical, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
