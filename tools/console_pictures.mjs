@@ -3,8 +3,8 @@
 //   node tools/console_pictures.mjs                 (five minutes; needs chromium)
 //   node tools/console_pictures.mjs run rollouts    some of them
 //
-// FULMEN_BROWSER_STACK, a line as tests/support/browser_stack.py prints it, names a stack that has trained already; the pictures of
-// a training that goes on, `home` and `queue`, need one of its own.
+// FULMEN_BROWSER_STACK, a line as tests/support/browser_stack.py prints it, names a stack that has trained already. `home` and
+// `queue` show a training that goes on: start one there before you ask for them.
 
 import { execFile, spawn } from "node:child_process";
 import { mkdir } from "node:fs/promises";
@@ -60,14 +60,14 @@ try {
     await page.screenshot({ path: `${FOLDER}/${name}.png` });
   };
 
-  if (!known) {
-    const arguments_ = ["-m", "fulmen_cli", "train", "examples/arithmetic/train.toml", "--state-dir", running.folder];
-    const training = promisify(execFile)(PYTHON, arguments_, { cwd: ROOT, maxBuffer: 1 << 26 });
-    await pause(WHILE_IT_TRAINS_MS);
+  const train = ["-m", "fulmen_cli", "train", "examples/arithmetic/train.toml", "--state-dir", running.folder];
+  const training = known ? undefined : promisify(execFile)(PYTHON, train, { cwd: ROOT, maxBuffer: 1 << 26 });
+  if (training) await pause(WHILE_IT_TRAINS_MS);
+  if (training || wanted.length) {
     await photograph("home", "projects/default", () => pause(20_000));
     await photograph("queue", "projects/default/queue", () => pause(10_000));
-    await training;
   }
+  await training;
 
   const { trainingRuns } = await call(running, "fulmen.algorithm.v1.TrainingRunService/ListTrainingRuns", {});
   const run = trainingRuns.find(({ algorithm }) => algorithm === "grpo");
