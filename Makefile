@@ -131,8 +131,8 @@ bench-cli: setup ## Measures what `import fulmen` and `fulmen --help` take
 bench-console: setup $(NODE_READY) ## Benchmarks the console in Chromium: size, paint, live updates, long lists and traces (15 minutes)
 	$(PYTHON_BIN)/python -m benchmarks.console $(if $(SHORT),--short)
 
-console-pictures: setup $(NODE_READY) ## Makes the pictures of docs/console.md: a training, photographed (five minutes)
-	@node tools/console_pictures.mjs
+console-pictures: setup $(NODE_READY) ## Makes the pictures of docs/console.md: a training, photographed (five minutes; ARGS="run": some)
+	@node tools/console_pictures.mjs $(ARGS)
 
 bench-scale: setup ## Loads the whole system with 3,000 runner sessions, 1 to 8 simulated engines, and says what 128 GPUs carry
 	$(PYTHON_BIN)/python -m benchmarks.scale $(if $(SHORT),--short)

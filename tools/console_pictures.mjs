@@ -1,6 +1,10 @@
 // Makes the pictures of docs/console.md: trains examples/arithmetic on a stack of its own, and photographs the console.
 //
-//   node tools/console_pictures.mjs     (five minutes; needs chromium)
+//   node tools/console_pictures.mjs                 (five minutes; needs chromium)
+//   node tools/console_pictures.mjs run rollouts    some of them
+//
+// FULMEN_BROWSER_STACK, a line as tests/support/browser_stack.py prints it, names a stack that has trained already. `home` and
+// `queue` show a training that goes on: start one there before you ask for them.
 
 import { execFile, spawn } from "node:child_process";
 import { mkdir } from "node:fs/promises";
@@ -14,6 +18,10 @@ const ROOT = fileURLToPath(new URL("..", import.meta.url));
 const PYTHON = `${ROOT}.venv/bin/python`;
 const FOLDER = `${ROOT}docs/images/console`;
 const WHILE_IT_TRAINS_MS = 45_000;
+
+const wanted = process.argv.slice(2);
+const isWanted = (name) => !wanted.length || wanted.includes(name);
+const known = process.env.FULMEN_BROWSER_STACK && JSON.parse(process.env.FULMEN_BROWSER_STACK);
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -34,7 +42,7 @@ async function call({ url, tokens }, rpc, request) {
   return answer.json();
 }
 
-const running = await stack();
+const running = known ? { ...known, stop: () => {} } : await stack();
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
   args: ["--no-sandbox", "--disable-dev-shm-usage"],
@@ -44,6 +52,7 @@ try {
   const page = await browser.newPage({ viewport: { width: 1440, height: 900 }, colorScheme: "light" });
   await page.request.post(`${running.url}/session`, { data: { token: running.tokens.client } });
   const photograph = async (name, path, prepare = async () => {}) => {
+    if (!isWanted(name)) return;
     await page.goto(`${running.url}/${path}`);
     await page.getByRole("heading", { level: 1 }).waitFor();
     await pause(4_000);
@@ -51,11 +60,13 @@ try {
     await page.screenshot({ path: `${FOLDER}/${name}.png` });
   };
 
-  const arguments_ = ["-m", "fulmen_cli", "train", "examples/arithmetic/train.toml", "--state-dir", running.folder];
-  const training = promisify(execFile)(PYTHON, arguments_, { cwd: ROOT, maxBuffer: 1 << 26 });
-  await pause(WHILE_IT_TRAINS_MS);
-  await photograph("home", "projects/default", () => pause(20_000));
-  await photograph("queue", "projects/default/queue", () => pause(10_000));
+  const train = ["-m", "fulmen_cli", "train", "examples/arithmetic/train.toml", "--state-dir", running.folder];
+  const training = known ? undefined : promisify(execFile)(PYTHON, train, { cwd: ROOT, maxBuffer: 1 << 26 });
+  if (training) await pause(WHILE_IT_TRAINS_MS);
+  if (training || wanted.length) {
+    await photograph("home", "projects/default", () => pause(20_000));
+    await photograph("queue", "projects/default/queue", () => pause(10_000));
+  }
   await training;
 
   const { trainingRuns } = await call(running, "fulmen.algorithm.v1.TrainingRunService/ListTrainingRuns", {});

@@ -77,6 +77,13 @@ test("a store that is killed is named, and the pages heal when it is back", asyn
   await expect(services.getByText("ready")).toHaveCount(3);
   await order("kill store");
   await expect(services.getByText("does not answer")).toBeVisible({ timeout: 30_000 });
+  // In words for people; what operators need is folded below, and can be copied.
+  const alert = page.getByRole("alert").first();
+  await expect(alert).toContainText("The store does not answer. The page tries again every few seconds.");
+  await expect(alert.getByText("code: UNAVAILABLE")).toBeHidden();
+  await alert.getByText("Details", { exact: true }).click();
+  await expect(alert.getByText("code: UNAVAILABLE")).toContainText("rpc: fulmen.store.v1.");
+  await expect(alert.getByRole("button", { name: "Copy the details" })).toBeVisible();
   await order("start store");
   await expect(services.getByText("ready")).toHaveCount(3, { timeout: 60_000 });
   await expect(page.getByRole("alert")).toHaveCount(0, { timeout: 60_000 });

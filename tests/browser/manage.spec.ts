@@ -135,7 +135,7 @@ test("a reader manages nothing, and is told why", async ({ open }) => {
   for (const [path, title] of [["tokens", "Tokens"], ["audit", "Audit log"]]) {
     page = await open(`projects/default/${path}`, "reader");
     await expect(page.getByRole("heading", { level: 1, name: title })).toBeVisible();
-    await expect(page.getByRole("alert")).toContainText("may not use");
+    await expect(page.getByRole("alert")).toContainText("You may not see this. It needs a token whose role is");
     await expectAccessible(page);
   }
 });

@@ -123,7 +123,7 @@ for (const view of ["conversation", "waterfall", "flame", "printed", "contents"]
     await expect(page.getByRole("heading", { level: 1 })).toBeVisible();
     if (view === "conversation") await expect(page.getByText("image/svg+xml").first()).toBeVisible();
     if (view === "waterfall") {
-      await expect(page.getByText("parent missing").first()).toBeVisible();
+      await expect(page.getByText("caller not recorded").first()).toBeVisible();
       await expect(page.getByRole("region", { name: "Span", exact: true })).toContainText("<script>");
     }
     if (view === "contents") await expect(page.getByRole("region", { name: "Input" })).toContainText("<script>");

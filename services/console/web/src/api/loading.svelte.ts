@@ -42,7 +42,7 @@ export class Loading<T> {
         return;
       } catch (error) {
         if (signal.aborted || wasAborted(error)) return;
-        this.problem = problemOf(error);
+        this.problem = problemOf(error, "retried");
         if (signedOut(error) || !this.problem.isTemporary) {
           this.value = undefined;
           this.isBusy = false;

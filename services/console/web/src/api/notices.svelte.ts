@@ -6,6 +6,8 @@ export interface Notice {
   id: number;
   text: string;
   details: string[];
+  /** What operators need to know of an error; see `Problem`. */
+  technical: string;
   isError: boolean;
 }
 
@@ -16,11 +18,17 @@ let last = 0;
 class Notices {
   shown = $state<Notice[]>([]);
 
-  say(text: string, { details = [] as string[], isError = false } = {}): void {
+  say(text: string, { details = [] as string[], technical = "", isError = false } = {}): void {
     const id = (last += 1);
-    this.shown = [...this.shown, { id, text, details, isError }].slice(-MAX_SHOWN);
+    this.shown = [...this.shown, { id, text, details, technical, isError }].slice(-MAX_SHOWN);
     // Errors stay until they are dismissed.
     if (!isError) setTimeout(() => this.dismiss(id), SHOWN_MS);
+  }
+
+  /** Says why something was not done. */
+  fail(error: unknown): void {
+    const { message, details, technical } = problemOf(error, "changed");
+    this.say(message, { details, technical, isError: true });
   }
 
   dismiss(id: number): void {
@@ -37,8 +45,7 @@ export async function act(done: string | (() => string), action: () => Promise<u
     notices.say(typeof done === "string" ? done : done());
     return true;
   } catch (error) {
-    const { message, details } = problemOf(error);
-    notices.say(message, { details, isError: true });
+    notices.fail(error);
     return false;
   }
 }

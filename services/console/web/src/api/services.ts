@@ -1,6 +1,6 @@
 // Which services answer and are ready.
 
-import { ConnectError } from "@connectrpc/connect";
+import { Code, ConnectError } from "@connectrpc/connect";
 
 /** A service, as its own health check says. */
 export interface Service {
@@ -20,7 +20,7 @@ const NAMES: Record<string, string> = { store: "Store", llm_proxy: "LLM proxy", 
 /** Asks all services that the console knows. */
 export async function servicesNow(signal: AbortSignal): Promise<Service[]> {
   const answer = await fetch("services", { signal });
-  if (!answer.ok) throw ConnectError.from(new Error(answer.statusText));
+  if (!answer.ok) throw new ConnectError(`HTTP ${answer.status}`, Code.Unavailable);
   const { services } = (await answer.json()) as { services: { name: string; status: string }[] };
   return services.map(({ name, status }) => ({
     name: NAMES[name] ?? name,

@@ -63,7 +63,7 @@ export class LiveStream<M extends object> {
         }
       } catch (error) {
         if (stopped.aborted) return;
-        const problem = problemOf(error);
+        const problem = problemOf(error, "retried");
         this.problem = problem;
         if (signedOut(error) || !problem.isTemporary) {
           this.state = "failed";

@@ -5,7 +5,7 @@ import { type Client, createClient, type Interceptor } from "@connectrpc/connect
 import { createConnectTransport } from "@connectrpc/connect-web";
 
 import { clock } from "../words/clock.svelte";
-import { signedOut } from "./problems";
+import { rememberCall, signedOut } from "./problems";
 import { session } from "./session.svelte";
 
 const noticesSignOut: Interceptor = (next) => async (request) => {
@@ -16,6 +16,27 @@ const noticesSignOut: Interceptor = (next) => async (request) => {
     throw error;
   }
 };
+
+/** Keeps with each error which rpc failed; a stream may fail at any of its messages. */
+const namesRpc: Interceptor = (next) => async (request) => {
+  const remember = (error: unknown) => rememberCall(error, request.service.typeName, request.method.name);
+  try {
+    const answer = await next(request);
+    return answer.stream ? { ...answer, message: watched(answer.message, remember) } : answer;
+  } catch (error) {
+    remember(error);
+    throw error;
+  }
+};
+
+async function* watched<M>(messages: AsyncIterable<M>, remember: (error: unknown) => void): AsyncIterable<M> {
+  try {
+    yield* messages;
+  } catch (error) {
+    remember(error);
+    throw error;
+  }
+}
 
 const tellsTime: Interceptor = (next) => async (request) => {
   const askedMs = Date.now();
@@ -30,7 +51,7 @@ export const root = new URL(".", document.baseURI).pathname.replace(/\/$/, "");
 const transport = createConnectTransport({
   baseUrl: root,
   defaultTimeoutMs: undefined,
-  interceptors: [noticesSignOut, tellsTime],
+  interceptors: [namesRpc, noticesSignOut, tellsTime],
 });
 
 const clients = new Map<DescService, unknown>();

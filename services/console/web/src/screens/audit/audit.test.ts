@@ -6,6 +6,9 @@ test("a request is told by the fields that name its object", () => {
   expect(requestWords('{"project":"projects/a","names":["r/1","r/2","r/3"],"reason":"","empty":[],"one":["x"]}')).toBe(
     "project projects/a, names r/1 + 2 more, one x",
   );
+  expect(requestWords('{"resources.kind":["route"],"role":"TOKEN_ROLE_READER","ttl_s":"60","name":"ANN"}')).toBe(
+    "kind route, role reader, ttl s 60, name ANN",
+  );
   expect(requestWords("{}")).toBe("");
   expect(requestWords("")).toBe("");
   expect(requestWords("broken")).toBe("broken");

@@ -10,10 +10,22 @@ export function requestWords(json: string): string {
   }
   if (typeof asked !== "object" || asked === null) return "";
   return Object.entries(asked)
-    .map(([path, value]) => [path, valueWords(value)])
+    .map(([path, value]) => [path.split(".").at(-1) ?? path, valueWords(value)] as const)
     .filter(([, value]) => value)
-    .map(([path, value]) => `${path} ${value}`)
+    .map(([field, value]) => `${field.replaceAll("_", " ")} ${ofEnum(field, value)}`)
     .join(", ");
+}
+
+/** `TOKEN_ROLE_READER` of the field `role` is `reader`; other values stay as they are. */
+function ofEnum(field: string, value: string): string {
+  const prefix = `${field.toUpperCase()}_`;
+  const at = /^[A-Z][A-Z0-9_]*$/.test(value) ? value.indexOf(prefix) : -1;
+  return at < 0
+    ? value
+    : value
+        .slice(at + prefix.length)
+        .toLowerCase()
+        .replaceAll("_", " ");
 }
 
 function valueWords(value: unknown): string {

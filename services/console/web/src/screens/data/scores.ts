@@ -1,7 +1,8 @@
 // The scores of the person who labels, in the store.
 
-import { type Client, ConnectError } from "@connectrpc/connect";
+import type { Client } from "@connectrpc/connect";
 
+import { PageError } from "../../api/problems";
 import type { Annotation, AnnotationService } from "../../api/gen/fulmen/store/v1/annotation_service_pb";
 import type { Scores } from "./labelling";
 
@@ -9,7 +10,7 @@ const PAGE = 1000;
 const MAX_PAGES = 20;
 
 function present(annotation: Annotation | undefined): Annotation {
-  if (!annotation) throw new ConnectError("The store answered without the score. Reload the page.");
+  if (!annotation) throw new PageError("The store answered without the score. Reload the page.");
   return annotation;
 }
 

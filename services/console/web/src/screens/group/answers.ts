@@ -2,6 +2,7 @@
 
 import type { Attempt } from "../../api/gen/fulmen/store/v1/attempt_pb";
 import type { Rollout } from "../../api/gen/fulmen/store/v1/rollout_pb";
+import { shortName } from "../../words/format";
 import { quoted } from "../rollouts/query";
 
 const HOUR_MS = 3_600_000;
@@ -42,4 +43,10 @@ export function textOf(content: Uint8Array): string {
   } catch {
     return text;
   }
+}
+
+/** Returns the path of the group of a rollout. */
+export function groupPath({ project, groupId, trainingRun, name }: Rollout): string {
+  const query = new URLSearchParams({ run: trainingRun, near: shortName(name) });
+  return `${project}/groups/${encodeURIComponent(groupId)}?${query.toString()}`;
 }

@@ -1,12 +1,12 @@
 // Scores of a model for all rollouts that match. Each is written at once, as a score of the person in a dimension: the store knows
 // how far it is, and whoever begins again, in any browser, goes on there.
 
-import { Code, ConnectError } from "@connectrpc/connect";
+import { Code } from "@connectrpc/connect";
 
 import { CompletionService } from "../../api/gen/fulmen/llm_proxy/v1/completion_service_pb";
 import { AnnotationService } from "../../api/gen/fulmen/store/v1/annotation_service_pb";
 import { type Rollout, RolloutState } from "../../api/gen/fulmen/store/v1/rollout_pb";
-import { problemOf } from "../../api/problems";
+import { PageError, problemOf } from "../../api/problems";
 import { pause } from "../../api/streams.svelte";
 import { client } from "../../api/transport";
 import { ownScores } from "../data/scores";
@@ -121,10 +121,7 @@ async function answerOf(project: string, body: string, signal: AbortSignal): Pro
     if (answer.httpStatus === OK) return answer.bodyJson;
     const isTransient = answer.httpStatus > 499 || TRANSIENT.has(answer.httpStatus);
     if (!isTransient || attempt === TRIES || answer.retryAfterSeconds > MAX_WAIT_S)
-      throw new ConnectError(
-        errorOf(answer.bodyJson, answer.httpStatus),
-        isTransient ? Code.Unavailable : Code.Aborted,
-      );
+      throw new PageError(errorOf(answer.bodyJson, answer.httpStatus));
     await pause(Math.max(answer.retryAfterSeconds, attempt) * 1000, signal);
     signal.throwIfAborted();
   }

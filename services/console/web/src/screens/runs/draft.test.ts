@@ -40,5 +40,5 @@ test("problems stand where they are about", () => {
   const found = byPlace(["settings.steps: must be at least 1", "policy.path: is no folder", "name: is taken", "odd"]);
   expect(found.get("settings.steps")).toEqual(["must be at least 1"]);
   expect(found.get("policy")).toEqual(["is no folder"]);
-  expect(found.get("")).toEqual(["name: is taken", "odd"]);
+  expect(found.get("")).toEqual(["Name is taken.", "Odd."]);
 });

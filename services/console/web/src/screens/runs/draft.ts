@@ -5,6 +5,7 @@ import { create } from "@bufbuild/protobuf";
 import type { Algorithm } from "../../api/gen/fulmen/algorithm/v1/algorithm_pb";
 import { PolicySpecSchema, TrainingRunSchema } from "../../api/gen/fulmen/algorithm/v1/training_run_pb";
 import type { TrainingRun } from "../../api/gen/fulmen/algorithm/v1/training_run_pb";
+import { inWords } from "../../api/sentences";
 
 /** What a person has written. */
 export interface Draft {
@@ -91,7 +92,7 @@ export function byPlace(details: string[]): Map<string, string[]> {
     const field = at > 0 ? detail.slice(0, at) : "";
     const place = /^(settings\.\w+|inputs\.\w+|policy|algorithm|display_name)/.exec(field)?.[0] ?? "";
     // What has no place of its own is told whole.
-    found.set(place, [...(found.get(place) ?? []), place ? detail.slice(at + 2) : detail]);
+    found.set(place, [...(found.get(place) ?? []), place ? detail.slice(at + 2) : inWords(detail)]);
   }
   return found;
 }

@@ -1,5 +1,7 @@
 // Training runs, from the algorithm service, or from the store if that is gone.
 
+import { Code } from "@connectrpc/connect";
+
 import type { TrainingRun } from "../../api/gen/fulmen/algorithm/v1/training_run_pb";
 import { TrainingRunService } from "../../api/gen/fulmen/algorithm/v1/training_run_service_pb";
 import { RunLeaseService } from "../../api/gen/fulmen/store/v1/run_lease_service_pb";
@@ -52,8 +54,9 @@ export async function getRun(name: string, signal: AbortSignal): Promise<{ run: 
 /** True if the service did not answer, or this console knows none. */
 export function isGone(error: unknown, signal?: AbortSignal): boolean {
   if (signal?.aborted) return false;
-  const { isTemporary, reason } = problemOf(error);
-  return isTemporary || (reason === "" && /not found|no such|not offered/i.test(problemOf(error).message));
+  const { isTemporary, reason, code } = problemOf(error);
+  // Without a reason, the console said it: it has no such service.
+  return isTemporary || (reason === "" && (code === Code.NotFound || code === Code.Unimplemented));
 }
 
 async function recordedRuns(project: string, signal: AbortSignal): Promise<TrainingRun[]> {
