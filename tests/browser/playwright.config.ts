@@ -12,8 +12,8 @@ export default defineConfig({
   reporter: [["list"]],
   use: {
     viewport: { width: 1440, height: 900 },
-    // Without a picture of every frame, which costs as much as the tests themselves.
-    trace: { mode: "retain-on-failure", screenshots: false },
+    // Without a picture of every frame and a copy of every page, which cost as much as the tests themselves.
+    trace: { mode: "retain-on-failure", screenshots: false, snapshots: false },
     // Debian's Chromium; Playwright downloads none.
     launchOptions: {
       executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
