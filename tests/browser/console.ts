@@ -82,6 +82,8 @@ export async function expectAccessible(page: Page): Promise<void> {
     const options = { runOnly, resultTypes: ["violations"], selectors: false } as axe.RunOptions;
     const violations = await page.evaluate(async (given) => {
       const { run } = (globalThis as unknown as { axe: typeof axe }).axe;
+      // What a page draws anew for the other colours is there in the next frame.
+      await new Promise(requestAnimationFrame);
       return (await run(document, given)).violations;
     }, options);
     const found = violations.map(({ id, nodes }) => `${colorScheme}: ${id}: ${nodes.map((each) => each.html).join(" ")}`);
