@@ -38,7 +38,7 @@ demo: setup ## Trains a small model on arithmetic through the four services, on 
 console: $(NODE_READY) ## Builds the console's pages into services/console/src/fulmen_console/page
 	@npm run --silent build --workspace @fulmen/console
 
-test-console: setup $(NODE_READY) ## Runs the console's tests in a browser, against a real stack (needs chromium; ARGS="home": some)
+test-console: setup $(NODE_READY) ## Runs the console's tests in a browser, against a real stack (needs chromium; ARGS="home": some; SCREENS=1: pictures into build/screens)
 	@node_modules/.bin/playwright test --config tests/browser $(ARGS)
 
 test: setup $(NODE_READY) ## Runs the tests, but not those of test-long and test-frameworks (SOAK=10: ten times the examples of properties)

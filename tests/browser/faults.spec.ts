@@ -16,8 +16,6 @@ async function created(text: string, project = "projects/default"): Promise<stri
   return rollouts[0].name;
 }
 
-test.slow();
-
 test("a connection that is cut heals, and what happened meanwhile is shown", async ({ open }) => {
   const page = await open(LIST);
   await expect(page.getByRole("status").filter({ hasText: "live" }).first()).toBeVisible();

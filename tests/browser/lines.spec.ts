@@ -12,8 +12,6 @@ const MOST_CHARACTERS = 200_000;
 const FINAL = /SUCCEEDED|FAILED|CANCELLED/;
 let name: string;
 
-test.slow();
-
 test.beforeAll(async () => {
   test.setTimeout(180_000);
   const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;

@@ -31,8 +31,6 @@ async function search(): Promise<any> {
   return (await runs()).find(({ algorithm, promptVersion }) => algorithm === "apo" && promptVersion);
 }
 
-test.describe.configure({ timeout: 120_000 });
-
 test.beforeAll(async () => {
   test.setTimeout(LIMIT_MS);
   if (await search()) return;

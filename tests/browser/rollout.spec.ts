@@ -10,9 +10,6 @@ const STORE = "fulmen.store.v1";
 let made: { run: string; large: string; hostile: string };
 let trained: string;
 
-// Looking for violations twice takes its time beside other work.
-test.slow();
-
 test.beforeAll(async () => {
   test.setTimeout(300_000);
   const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;

@@ -44,8 +44,6 @@ async function trained(): Promise<any> {
   return (await stages("grpo")).find(({ step, stepCount }) => step === stepCount);
 }
 
-test.describe.configure({ timeout: 150_000 });
-
 test.beforeAll(async () => {
   test.setTimeout(LIMIT_MS);
   if (await trained()) return;

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,22 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) ->
     assert "Traceback" not in failed.stderr
     assert not StackFolder(state).is_running()
     assert not EmbeddedPostgres(state / "postgres").log_file.exists()
+
+
+def test_two_stacks_that_start_at_the_same_moment_and_would_like_the_same_ports_both_run(
+    state: Path, short_tmp_path: Path
+) -> None:
+    other = short_tmp_path / "other"
+    other.mkdir()
+    StackFolder(other).keep_ports(StackFolder(state).last_ports())
+    try:
+        with ThreadPoolExecutor() as pool:
+            commands = [pool.submit(fulmen, "up", "--state-dir", str(folder)) for folder in (state, other)]
+            assert all("Ready." in command.result().stdout for command in commands)
+        ports = [set(StackFolder(folder).last_ports().values()) for folder in (state, other)]
+        assert ports[0].isdisjoint(ports[1])
+    finally:
+        fulmen("down", "--state-dir", str(other), check=False)
 
 
 def await_ready(folder: StackFolder, *, not_supervisor: int = 0) -> None:

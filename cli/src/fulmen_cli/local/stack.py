@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from fulmen_cli.local.credentials import Credentials
 from fulmen_cli.local.errors import ServiceFailedError
 from fulmen_cli.local.health import wait_until_serving
-from fulmen_cli.local.ports import DEFAULT_PORTS, choose_ports
+from fulmen_cli.local.ports import DEFAULT_PORTS, PortChooser
 from fulmen_cli.local.postgres import UNANSWERED, EmbeddedPostgres, EmbeddedPostgresError
 from fulmen_cli.local.process import ChildProcess, ForkableServices, ServiceProcess
 from fulmen_cli.local.record import ServiceRecord, ServiceState, StackFolder, StackRecord, StackState
@@ -70,7 +70,7 @@ class LocalStack:
         """
         self._settings = settings
         self.folder = StackFolder(settings.state_dir.resolve())
-        self._rng = rng or random.Random()
+        self._port_chooser = PortChooser(rng or random.Random())
         self._on_change = on_change
         self._specs: dict[str, ServiceSpec] = {}
         self._processes: dict[str, ServiceProcess] = {}
@@ -122,7 +122,7 @@ class LocalStack:
         require_installed()
         self.folder.create()
         names = port_names(self._settings.room_for_runners)
-        self._ports = choose_ports(names, self._settings.ports, self._preferred_ports(), rng=self._rng)
+        self._ports = self._port_chooser.choose(names, self._settings.ports, self._preferred_ports())
         self.folder.keep_ports(self._ports)
         self._postgres = EmbeddedPostgres(self.folder.database, settings=dict(DATABASE_SETTINGS))
         self._set(DATABASE, state=ServiceState.STARTING, log=str(self._postgres.log_file))
@@ -233,6 +233,7 @@ class LocalStack:
             self._postgres.give_up()
             await self._on_database(self._postgres.stop)
             self._set(DATABASE, state=ServiceState.STOPPED)
+        self._port_chooser.release()
         self.set_state(state)
 
     async def check_database(self) -> None:

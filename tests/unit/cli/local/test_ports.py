@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fulmen_cli.local.errors import PortInUseError
-from fulmen_cli.local.ports import choose_ports, is_free
+from fulmen_cli.local.ports import PortChooser, choose_ports, is_free
 
 
 @pytest.fixture
@@ -50,3 +50,40 @@ def test_no_two_names_get_the_same_port(free: int) -> None:
 
     assert chosen["c"] == free
     assert len(set(chosen.values())) == 3
+
+
+@pytest.fixture
+def choosers() -> Iterator[tuple[PortChooser, PortChooser]]:
+    both = PortChooser(random.Random(1)), PortChooser(random.Random(1))
+    yield both
+    for each in both:
+        each.release()
+
+
+def test_a_chosen_port_is_no_other_stacks_before_anything_listens_there(
+    choosers: tuple[PortChooser, PortChooser], free: int
+) -> None:
+    first, second = choosers
+    # Both begin to look at the same port.
+    chosen = first.choose(["store", "proxy"], {}, {"store": free})
+    others = second.choose(["store", "proxy"], {}, {"store": free})
+
+    assert chosen["store"] == free
+    assert len({*chosen.values(), *others.values()}) == 4
+    with pytest.raises(PortInUseError, match=f"store={free}"):
+        second.choose(["store"], {"store": free}, {})
+
+
+def test_a_service_can_listen_at_the_port_that_its_stack_holds(choosers: tuple[PortChooser, PortChooser]) -> None:
+    port = choosers[0].choose(["store"], {}, {})["store"]
+
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free(port)
+
+
+def test_a_port_that_was_given_up_is_chosen_again(choosers: tuple[PortChooser, PortChooser], free: int) -> None:
+    first, second = choosers
+    first.choose(["store"], {}, {"store": free})
+    first.release()
+
+    assert second.choose(["store"], {"store": free}, {}) == {"store": free}
