@@ -5,19 +5,16 @@ Source of each figure: the settings, the model's configuration, data that are at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from fulmen.algorithm.v1.training_run_service_pb2 import MeasuredSteps
 from fulmen_cli.model.memory import EnginePlan, Part, TrainingPlan, engine_parts, logits_bytes
 from fulmen_cli.model.shape import ModelShape
 
-__all__ = ["engine_memory", "head", "packing", "packing_share", "time"]
+__all__ = ["engine_memory", "head", "packing", "time"]
 
-ROWS_READ: Final = 1024
-"""Demonstrations that are tokenised to tell the padding."""
 _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 
@@ -36,30 +33,6 @@ def packing(settings: Any, share: float | None, source: str) -> str:
     padding = 1 - share
     told = "without padding" if padding < 0.0005 else f"{padding:.1%} of them padding"
     return f"{text}, {told} ({source}). A model that does not keep the rows of a line apart pads every row instead."
-
-
-def packing_share(settings: Any, model_dir: Path, demonstrations: Sequence[Mapping[str, Any]]) -> float | None:
-    """Computes the share of tokens among positions in the first batches of `sft`, packed as the trainer does; blocks.
-
-    Returns:
-        None if the folder has no tokenizer, or a demonstration is none for it: the run says why.
-    """
-    from transformers import AutoTokenizer
-
-    from fulmen_algorithm.training.packing import plan
-    from fulmen_algorithm.training.rows import sft_row
-
-    tokens, positions, count = 0, 0, len(demonstrations)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
-        for step in range(max(1, min(count, ROWS_READ) // settings.batch_size)):
-            examples = [demonstrations[index] for index in settings.batch(step, count)]
-            rows = [sft_row(tokenizer, each["messages"], row_id="1", tools=each.get("tools")) for each in examples]
-            tokens += sum(len(row.token_ids) for row in rows)
-            positions += sum(layout.size_tokens for layout in plan(rows, token_budget=settings.token_budget))
-    except (OSError, ValueError):
-        return None
-    return tokens / positions
 
 
 def head(shape: ModelShape, plan: TrainingPlan, changes: str) -> str:

@@ -152,7 +152,9 @@ def _packed(
     alone = run.algorithm == "sft" and not run.inputs.get("rollouts") and settings.parallel.kind == "none"
     folder = Path(config.policy.path) if config.policy.path else None
     if alone and demonstrations and folder is not None and (folder / "tokenizer.json").is_file():
-        return forecast.packing_share(settings, folder, demonstrations), "computed from the first batches"
+        from fulmen_algorithm.training.padding import packing_share
+
+        return packing_share(settings, folder, demonstrations), "computed from the first batches"
     return None, ""
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulmen_algorithm.policy.resource import PolicyResource
+from fulmen_algorithm.policy.policy_resource import PolicyResource
 from fulmen_algorithm.policy.services import RunServices
 from fulmen_algorithm.policy.trainer import Trainer, WritesBehind
 from fulmen_algorithm.policy.versions import BestVersion, Versions
