@@ -101,6 +101,7 @@ async def test_a_proxy_killed_while_it_delivers_doubles_nothing(tmp_path: Path) 
     attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S), Backend() as backend, FakeStore() as store:
         await set_up(store.target, backend)
+        store.serves_alone.clear()  # the proxy that has set it up did
         async with proxy_process(store.target, ready, **options) as proxy:
             await until_routed(proxy, key)
             await store.serves_alone.wait()
