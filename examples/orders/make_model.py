@@ -6,22 +6,15 @@ Invariant: every word of the example, each role marker and the end of a turn is 
 import sys
 from pathlib import Path
 
-from tokenizers import decoders, pre_tokenizers
-
-from fulmen_algorithm.tiny_model import make_tokenizer, run_command_line, save_model
+from fulmen_algorithm.tiny_model import make_word_tokenizer, run_command_line, save_model
 
 sys.path.insert(0, str(Path(__file__).parent))
 from words import EVERY
 
-SPACE = "▁"
-SPACED = {"replacement": SPACE, "prepend_scheme": "always"}
-
 
 def build(output_dir: str, seed: int = 0) -> None:
     """Writes a model directory."""
-    words = (SPACE + word for word in EVERY)
-    tokenizer = make_tokenizer(words, pre_tokenizers.Metaspace(**SPACED), decoder=decoders.Metaspace(**SPACED))
-    save_model(tokenizer, output_dir, seed)
+    save_model(make_word_tokenizer(EVERY), output_dir, seed)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ async def test_a_slow_engine_of_another_machine_is_left_behind_and_catches_up(wo
         assert len([text for text in world.notices if "is slow" in text]) == 1
         slow.may_answer.set()
         async with asyncio.timeout(WAIT_S):
-            while any(task.get_name() == "laggard" for task in asyncio.all_tasks()):
+            while any(task.get_name() == "laggard" for task in asyncio.all_tasks()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert world.proxy.targets["routes/a"] == {BACKENDS[0]: 5, JOINED: 5}
         # It is waited for again, and was never restarted.

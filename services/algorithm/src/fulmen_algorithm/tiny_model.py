@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import Decoder
 from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -26,6 +27,20 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
+# Arguments are rendered as the client echoes them, never parsed and printed again.
+TOOL_CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set arguments = call['function']['arguments'] -%}
+{{- '<tool_call>{"name":"' + call['function']['name'] + '","arguments":' -}}
+{{- (arguments if arguments is string else arguments | tojson) + '}</tool_call>' -}}
+{%- endfor -%}
+{%- if message['role'] == 'assistant' -%}<|end|>{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
+"""
+_SPACE = "▁"
 
 
 def make_tokenizer(
@@ -60,6 +75,28 @@ def make_tokenizer(
     )
     fast.chat_template = chat_template
     return fast
+
+
+def make_word_tokenizer(words: Iterable[str], *, tool: tuple[str, str] | None = None) -> PreTrainedTokenizerFast:
+    """Builds a tokenizer with one token for each word.
+
+    Args:
+        words: All words that occur, without spaces.
+        tool: Name of a tool and of its only argument, a text. A call is
+            `<tool_call>{"name":"query","arguments":{"sql":" SELECT 1"}}</tool_call>`: what comes before and after the text is one
+            token each, whose characters have no other tokens, so that there is only one way to write a call.
+    """
+    spaced: dict[str, Any] = {"replacement": _SPACE, "prepend_scheme": "always"}
+    more: dict[str, Any] = {}
+    if tool is not None:
+        phrases = (f'<tool_call>{{"name":"{tool[0]}","arguments":{{"{tool[1]}":"', '"}}</tool_call>')
+        more = {"roles": (*ROLES, "<|tool|>"), "phrases": phrases, "chat_template": TOOL_CHAT_TEMPLATE}
+    return make_tokenizer(
+        (_SPACE + word for word in words),
+        pre_tokenizers.Metaspace(**spaced),
+        decoder=decoders.Metaspace(**spaced),
+        **more,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
