@@ -18,7 +18,7 @@ from tests.support.folders import short_folder
 
 pytestmark = [pytest.mark.long(short=True), pytest.mark.serial, pytest.mark.timeout(300)]
 
-LIMIT_S = 120
+LIMIT_S = 270
 
 
 @pytest.fixture(scope="module")
