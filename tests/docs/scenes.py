@@ -20,6 +20,7 @@ class Scene:
         name: What it is about.
         blocks: The blocks: page and first line, without a comment behind it.
         before: Commands that make what the blocks need.
+        after: Commands that remove what other scenes would find.
         files: Texts of files, by name.
         environment: More variables.
         stdin: What is typed in.
@@ -28,6 +29,7 @@ class Scene:
     name: str
     blocks: tuple[tuple[str, str], ...]
     before: str = ""
+    after: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
@@ -127,6 +129,7 @@ SCENES = (
     Scene(
         name="an app's own traffic",
         before="fulmen proxy backend add openai http://127.0.0.1:9/v1 && fulmen proxy route put assistant --target openai",
+        after="fulmen proxy route delete assistant",
         blocks=(
             (
                 "docs/own-traffic.md",

@@ -36,7 +36,11 @@ def test_a_scene_plays_as_it_is_written(scene: Scene, state_dir: Path, tmp_path:
     # `fulmen status` and the like look for a stack here, where nothing names one.
     (tmp_path / ".fulmen").symlink_to(state_dir)
 
-    for title, script in [("before", scene.before), *((place, scripts[place]) for place in scene.blocks)]:
+    for title, script in [
+        ("before", scene.before),
+        *((place, scripts[place]) for place in scene.blocks),
+        ("after", scene.after),
+    ]:
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=tmp_path,
