@@ -14,26 +14,24 @@ import string
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fulmen_algorithm.tiny_model import ROLES, ModelSize, make_tokenizer, run_command_line, save_model
+from fulmen_algorithm.tiny_model import (
+    ROLES,
+    TOOL_CHAT_TEMPLATE,
+    ModelSize,
+    make_tokenizer,
+    run_command_line,
+    save_model,
+)
 
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
 CHARACTERS = string.ascii_letters + "+-*/().,:=?! "
 CALL_OPEN = '<tool_call>{"name":"calculator","arguments":{"expression":"'
 CALL_CLOSE = '"}}</tool_call>'
-# Arguments are rendered as the client echoes them, never parsed and printed again.
-CHAT_TEMPLATE = """\
-{%- if tools -%}<|system|>{%- for tool in tools -%}{{ tool['function']['name'] }}{%- endfor -%}{%- endif -%}
-{%- for message in messages -%}
-{{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}
-{%- for call in message['tool_calls'] or [] -%}
-{%- set arguments = call['function']['arguments'] -%}
-{{- '<tool_call>{"name":"' + call['function']['name'] + '","arguments":' -}}
-{{- (arguments if arguments is string else arguments | tojson) + '}</tool_call>' -}}
-{%- endfor -%}
-{%- if message['role'] == 'assistant' -%}<|end|>{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
-"""
+# The names of the tools come first.
+CHAT_TEMPLATE = (
+    "{%- if tools -%}<|system|>{%- for tool in tools -%}{{ tool['function']['name'] }}{%- endfor -%}{%- endif -%}\n"
+    + TOOL_CHAT_TEMPLATE
+)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

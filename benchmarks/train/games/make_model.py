@@ -8,21 +8,9 @@ from rules import GAMES, WORDS
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fulmen_algorithm.tiny_model import ROLES, Architecture, ModelSize, make_tokenizer, save_model
+from fulmen_algorithm.tiny_model import ROLES, TOOL_CHAT_TEMPLATE, Architecture, ModelSize, make_tokenizer, save_model
 
 CALL_CLOSE = '"}}</tool_call>'
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}
-{%- for call in message['tool_calls'] or [] -%}
-{%- set arguments = call['function']['arguments'] -%}
-{{- '<tool_call>{"name":"' + call['function']['name'] + '","arguments":' -}}
-{{- (arguments if arguments is string else arguments | tojson) + '}</tool_call>' -}}
-{%- endfor -%}
-{%- if message['role'] == 'assistant' -%}<|end|>{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
-"""
 
 
 def call_open(tool: str) -> str:
@@ -37,7 +25,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pre_tokenizers.Split(Regex(r"\d\d|[A-Z]\d|[A-Z][a-z]*|."), behavior="isolated"),
         roles=(*ROLES, "<|tool|>"),
         phrases=(*(call_open(game.tool) for game in GAMES.values()), CALL_CLOSE),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=TOOL_CHAT_TEMPLATE,
     )
 
 

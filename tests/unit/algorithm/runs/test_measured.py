@@ -1,4 +1,4 @@
-"""What a run will take is told from what a run like it measured, and never from another model or other settings."""
+"""The forecast of a run is what a run like it measured, and never comes from another model or other settings."""
 
 from __future__ import annotations
 

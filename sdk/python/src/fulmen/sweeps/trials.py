@@ -177,7 +177,7 @@ class Trials:
 
     @property
     def _continues(self) -> bool:
-        """Whether runs go on from rung to rung: if the steps are those of the last stage, and it trains weights."""
+        """True if runs continue from rung to rung: if the steps are those of the last stage, and it trains weights."""
         algorithm, _, setting = self.sweep.steps_setting.partition(".")
         own = [stage.algorithm for stage in self.plan.stages]
         assert self._first is not None, "begin() comes first"

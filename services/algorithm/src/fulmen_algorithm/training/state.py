@@ -16,7 +16,7 @@ from fulmen_algorithm.training.settings import OptimizerSettings, StepResult
 
 @dataclass(slots=True, kw_only=True)
 class BatchProgress:
-    """How far a batch is trained: what other ranks need to go on with it, besides the training state.
+    """How far a batch is trained: what other ranks need to continue with it, besides the training state.
 
     Attributes:
         proximal: Log-probabilities at the start of the batch, by row; None if they are not needed.

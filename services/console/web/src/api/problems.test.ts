@@ -81,7 +81,7 @@ test("a connection that is cut is temporary, a fault of the page is not", () => 
   expect(problemOf(new PageError("The model has no credit.")).message).toBe("The model has no credit.");
 });
 
-test("what stands before the console is told from the console", () => {
+test("an error of a reverse proxy is not taken for one of the console", () => {
   expect(shown(Code.Unavailable, { said: "HTTP 502" }).message).toMatch(/reverse proxy, does not reach it/);
   expect(shown(Code.PermissionDenied, { said: "HTTP 403" }).message).toMatch(/reverse proxy, refused/);
   expect(
