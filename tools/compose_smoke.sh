@@ -19,7 +19,8 @@ files=(--file deploy/docker-compose.yml)
 compose() {
   docker compose --project-name fulmen-smoke "${files[@]}" --env-file "$folder/env" "$@" </dev/null
 }
-fail() { echo "compose-smoke: $*" >&2; exit 1; }
+reason="a command failed"
+fail() { reason=$*; exit 1; }
 
 finish() {
   local status=$?
@@ -30,6 +31,7 @@ finish() {
   [ -z "${training:-}" ] || kill "$training" 2>/dev/null || true
   compose --profile monitoring down --volumes --remove-orphans --timeout 15 >"$folder/down.log" 2>&1 || cat "$folder/down.log"
   rm -rf "$folder"
+  [ "$status" -eq 0 ] || echo "compose-smoke: $reason" >&2
   exit "$status"
 }
 

@@ -117,7 +117,7 @@ def test_images_run_without_privileges_and_tell_their_health(service: Distributi
     port = next(value for name in names if (value := image_environment(service).get(name)))
 
     assert re.search(r"^USER 10001:10001$", text, re.M)
-    assert f'"fulmen_service_kit.probe", "127.0.0.1:{port}/readyz"' in text
+    assert f'"/opt/fulmen/probe.py", "127.0.0.1:{port}/readyz"' in text
     # What ends a service that hangs, so that the container is restarted.
     assert f'ENTRYPOINT ["python", "-m", "fulmen_service_kit.heartbeat", "{service.project["name"]}"]' in text
     assert service.project["name"] in service.project["scripts"]

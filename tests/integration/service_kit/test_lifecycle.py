@@ -24,6 +24,7 @@ from fulmen.rpc.channel import open_channel
 from fulmen.rpc.tls import TlsFiles
 from fulmen.store.v1 import rollout_service_pb2 as pb
 from fulmen.store.v1 import rollout_service_pb2_grpc as rpc
+from fulmen_service_kit import probe as probe_script
 from fulmen_service_kit.security.tokens import Role, TokenSigner
 from tests.support.certificates import Authority, Pair
 from tests.support.service_kit.otlp_collector import Collector, running_collector
@@ -156,7 +157,7 @@ async def test_a_service_shows_its_metrics_and_health_over_http_until_it_is_gone
         status, ready = await shown("readyz")
         assert (status, json.loads(ready)) == (200, {"ready": True, "parts": {"service": "ok"}})
         assert (await shown("elsewhere"))[0] == 404
-        probe = [sys.executable, "-m", "fulmen_service_kit.probe", f"127.0.0.1:{port}/readyz"]
+        probe = [sys.executable, "-I", "-S", probe_script.__file__, f"127.0.0.1:{port}/readyz"]
         serving = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     gone = await asyncio.to_thread(subprocess.run, probe, check=False, capture_output=True, timeout=LIMIT_S)
     assert (serving.returncode, gone.returncode) == (0, 1)

@@ -66,8 +66,6 @@ class FakeStore:
         """The attempts of each question, as the proxy asked; the last ones."""
         self.proxies: dict[str, float] = {}
         """When each that has not left called last."""
-        self.serves_alone = asyncio.Event()
-        """Set once a proxy has been told that it may answer while the store is away."""
         self.accounts: dict[str, dict[str, proxy_service_pb2.CaptureAccount]] = {}
         """The accounts of attempts, by proxy."""
         self._asked = asyncio.Event()
@@ -260,15 +258,12 @@ class _Proxies(proxy_service_pb2_grpc.ProxyServiceServicer):
         self._store = store
 
     async def SyncProxy(
-        self, request: proxy_service_pb2.SyncProxyRequest, context: grpc.aio.ServicerContext
+        self, request: proxy_service_pb2.SyncProxyRequest, _: grpc.aio.ServicerContext
     ) -> proxy_service_pb2.SyncProxyResponse:
         held = self._store.accounts.setdefault(request.instance_id, {})
         held.update({account.attempt: account for account in request.accounts})
         proxies = self._store.proxies
         proxies[request.instance_id] = time.monotonic()
-        if request.serves_alone:
-            # Before the proxy has the answer, it does not know that it may serve alone.
-            context.add_done_callback(lambda _: self._store.serves_alone.set())
         if request.leaving:
             del proxies[request.instance_id]
         live = [each for each in proxies if self._is_live(each) and each != request.instance_id]

@@ -72,6 +72,7 @@ async def build_proxy(
     await asyncio.to_thread(use_compiled)
     state, usage_sync = await open_state(settings, stack, registry)
     captures = CaptureMetrics(registry)
+    captures.serves_alone.set_function(lambda: state.attempt_accounts.serves_alone)
     spool = await _spool(settings, state, captures, stack)
     calls = call_pipeline(settings, state)
     app = http_app(settings, state, calls)

@@ -25,6 +25,7 @@ DEADLINE_S = 90
 DROPPED = "fulmen_llm_proxy_captures_dropped_total"
 CALLS = 12
 SPOOLED = "fulmen_llm_proxy_captures_spooled_total"
+ALONE = "fulmen_llm_proxy_serves_alone"
 RECORDS = "fulmen_llm_proxy_spool_records"
 
 
@@ -66,6 +67,7 @@ async def test_a_proxy_killed_while_the_store_is_away_delivers_every_answered_ca
             running = proxy_process(store.target, ready, **options)
             proxy = await running.__aenter__()
             await until_routed(proxy, next(iter(attempts.values())))
+            await proxy.until(ALONE, 1)
         # The store is gone. Agents notice nothing.
         for number in range(CALLS):
             for key in attempts.values():
@@ -101,10 +103,9 @@ async def test_a_proxy_killed_while_it_delivers_doubles_nothing(tmp_path: Path) 
     attempt, key = new_attempt()
     async with asyncio.timeout(DEADLINE_S), Backend() as backend, FakeStore() as store:
         await set_up(store.target, backend)
-        store.serves_alone.clear()  # the proxy that has set it up did
         async with proxy_process(store.target, ready, **options) as proxy:
             await until_routed(proxy, key)
-            await store.serves_alone.wait()
+            await proxy.until(ALONE, 1)
             await store.stop()
             for number in range(CALLS):
                 assert (await proxy.chat(key, f"call {number}", model=MODEL))[0] == 200

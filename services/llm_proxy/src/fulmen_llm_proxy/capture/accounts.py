@@ -79,6 +79,11 @@ class CaptureAccounts:
         """Whether no other process lived when the store last answered."""
         return self._alone
 
+    @property
+    def serves_alone(self) -> bool:
+        """Whether the store has recorded that this process serves alone: it answers while the store is unavailable."""
+        return self._serves_alone
+
     def began(self, attempt: str) -> None:
         """Notes that a call of an attempt begins."""
         self._settled.pop(attempt, None)

@@ -20,6 +20,11 @@ class CaptureMetrics:
             "Memory of captures not yet acknowledged by the store, bytes.",
             registry=registry,
         )
+        self.serves_alone = Gauge(
+            "fulmen_llm_proxy_serves_alone",
+            "1 if new attempts are answered even while the store is unavailable.",
+            registry=registry,
+        )
         self.captures_dropped = Counter(
             "fulmen_llm_proxy_captures_dropped",
             "Recorded calls that did not reach the store, by reason.",

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import Final
 
 from fulmen.errors import Unavailable
 from fulmen_llm_proxy.routing.table import RoutingTable
+
+LOAD_S: Final = 5.0
+"""Time for which an rpc to a proxy that has just started waits for the routes, seconds."""
 
 
 class TableHolder:
@@ -30,6 +35,18 @@ class TableHolder:
             follower(table)
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def loaded(self) -> None:
+        """Waits until the first table has been loaded, at most `LOAD_S`.
+
+        Raises:
+            Unavailable: if the store has not sent the routes by then.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOAD_S):
+                while not self.is_loaded:
+                    await self._changed.wait()
+        self.require_loaded()
 
     def require_loaded(self) -> None:
         """Checks that the first table has been loaded.

@@ -78,7 +78,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.RegisterBackendRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.RegisterBackendResponse:
         """Adds or replaces a backend."""
-        self._tables.require_loaded()
+        await self._tables.loaded()
         decode_backend(request.backend)
         for output in ("stale_version", "file"):
             request.backend.ClearField(output)
@@ -91,7 +91,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         self, request: backend_service_pb2.ListBackendsRequest, _: grpc.aio.ServicerContext
     ) -> backend_service_pb2.ListBackendsResponse:
         """Lists backends that the caller sees, by name."""
-        self._tables.require_loaded()
+        await self._tables.loaded()
         backends, token = page_of(
             [(backend.name, backend) for backend in self._views.backends()],
             page_size=request.page_size,

@@ -70,7 +70,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         """Adds or replaces a route."""
         route = decode_route(request.route)
         request.route.ClearField("file")
-        self._tables.require_loaded()
+        await self._tables.loaded()
         named = {target.backend_id for target in route.targets}
 
         def wanted() -> list[route_pb2.Route]:
@@ -97,6 +97,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
         self, request: route_service_pb2.ListRoutesRequest, _: grpc.aio.ServicerContext
     ) -> route_service_pb2.ListRoutesResponse:
         """Lists routes that the caller sees, by name."""
+        await self._tables.loaded()
         routes, token = page_of(
             [(route.name, route) for route in self._seen()],
             page_size=request.page_size,
