@@ -27,7 +27,7 @@ def _get(host: str, port: int, path: str, *, tls: bool) -> bytes:
 
 
 def _encrypted(connection: socket.socket) -> socket.socket:
-    import ssl  # noqa: PLC0415  # seldom needed, and costs more than the rest of the probe
+    import ssl  # seldom needed, and costs more than the rest of the probe
 
     # The service is in the same container: its certificate need not be verified.
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
