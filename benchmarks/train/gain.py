@@ -1,4 +1,7 @@
-"""What reinforcement learning adds to imitation on test tasks, with an interval: `examples/text_to_sql`, several seeds.
+"""What reinforcement learning adds to imitation on test tasks, with an interval, for the examples that have some.
+
+    python -m benchmarks.train.gain                             # all of them, three seeds each
+    python -m benchmarks.train.gain retrieval code --seeds 4    # prints one JSON object per seed, and writes nothing
 
 In one process (`learning.py`). Both policies answer every test task once, greedily; the gain is the mean of the
 differences by task, and its interval that of a bootstrap over tasks. Neither training nor the choice of the best version
@@ -7,6 +10,7 @@ sees a test task.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import tempfile
@@ -23,7 +27,8 @@ from benchmarks.train.stand import say
 from fulmen_algorithm.algorithms.evaluate import bootstrap
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 
-EXAMPLE = "text_to_sql"
+EXAMPLES = ("text_to_sql", "retrieval", "code", "four_roles", "nim")
+SHORT = ("text_to_sql",)
 SEEDS = (1, 2, 3)
 CONFIDENCE, RESAMPLES = 0.95, 10_000
 MINUTES = 20.0
@@ -34,29 +39,35 @@ SHORTER = ("steps=10",)
 
 
 def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
-    """Trains and tests each seed; the short form takes one, and fewer steps."""
+    """Trains and tests each seed of each example; the short form takes one, and fewer steps."""
     torch.set_num_threads(1)
-    seeds = SEEDS[:1] if short else SEEDS
-    found = [asyncio.run(measured(seed, assignments=SHORTER if short else ())) for seed in seeds]
-    tail = f"{EXAMPLE}, worst of {len(found)} seeds"
-    lowest, longest = min(one["gain_low"] for one in found), max(one["minutes"] for one in found)
-    claims = [
-        outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=LEAST_GAIN, better="higher"),
-        outcome.claim(f"time of a seed, {tail}", longest, "min", goal=MINUTES, better="lower"),
-    ]
-    return {EXAMPLE: found}, claims
+    raw: dict[str, Any] = {}
+    claims: list[outcome.Claim] = []
+    for example in SHORT if short else EXAMPLES:
+        found = [
+            asyncio.run(measured(example, seed, assignments=SHORTER if short else ()))
+            for seed in (SEEDS[:1] if short else SEEDS)
+        ]
+        tail = f"{example}, worst of {len(found)} seeds"
+        lowest, longest = min(one["gain_low"] for one in found), max(one["minutes"] for one in found)
+        raw[example] = found
+        claims += [
+            outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=LEAST_GAIN, better="higher"),
+            outcome.claim(f"time of a seed, {tail}", longest, "min", goal=MINUTES, better="lower"),
+        ]
+    return raw, claims
 
 
 async def measured(
-    seed: int, *, assignments: tuple[str, ...] = (), cache: Path | None = None, example: str = EXAMPLE
+    example: str, seed: int, *, assignments: tuple[str, ...] = (), cache: Path | None = None
 ) -> dict[str, Any]:
     """Trains once and tests both policies; returns what came of it.
 
     Args:
+        example: Folder of an example with test tasks.
         seed: Of all stages.
         assignments: `setting=value` other than the example's.
         cache: Folder of weights after imitation that are kept; None: imitation is part of what is measured.
-        example: Folder of an example with test tasks.
     """
     config = learning.example(example, assignments=assignments, seed=seed)
     began, cpu_began = perf_counter(), process_time()
@@ -95,3 +106,19 @@ async def measured(
     }
     say(f"{example}-{seed}: " + json.dumps({key: value for key, value in result.items() if key != "curve"}))
     return result
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("example", nargs="*", default=EXAMPLES, help=f"of {', '.join(EXAMPLES)}; all by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for example in given.example:
+        for seed in given.seeds:
+            asyncio.run(measured(example, seed))
+
+
+if __name__ == "__main__":
+    main()
