@@ -4,7 +4,7 @@ The calculator computes one operation at a time and shows two digits, 00 to 99; 
 The demonstrations are those of a tired teacher, who usually answers after four operations with the intermediate result.
 A model that imitates them solves the chains of four; it improves on that through rewards.
 
-Invariant: no validation expression occurs among the training tasks or the demonstrations.
+Invariant: no validation or test expression occurs among the training tasks or the demonstrations.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-TRAIN_TASKS, VALIDATION_TASKS = 4000, 100
+TRAIN_TASKS, VALIDATION_TASKS, TEST_TASKS = 4000, 100, 200
 OPERATIONS = (4, 4, 5, 6, 7)
 """Numbers of operations of a chain; a number listed twice is drawn twice as often."""
 SMALLEST, LARGEST = 10, 99
@@ -76,15 +76,16 @@ def demonstration(expression: str, teacher: random.Random) -> dict[str, Any]:
 
 
 def write(output_dir: Path) -> None:
-    """Writes train.jsonl, validation.jsonl and demonstrations.jsonl; the output is deterministic."""
+    """Writes train.jsonl, validation.jsonl, test.jsonl and demonstrations.jsonl; the output is deterministic."""
     chance, teacher = random.Random(SEED), random.Random(SEED)
     problems: dict[str, int] = {}
-    while len(problems) < TRAIN_TASKS + VALIDATION_TASKS:
+    while len(problems) < TRAIN_TASKS + VALIDATION_TASKS + TEST_TASKS:
         problems.update([problem(chance)])
     everything = list(problems.items())
     train, held_out = everything[:TRAIN_TASKS], everything[TRAIN_TASKS:]
+    validation, test = held_out[:VALIDATION_TASKS], held_out[VALIDATION_TASKS:]
     output_dir.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", train), ("validation", held_out)):
+    for name, part in (("train", train), ("validation", validation), ("test", test)):
         _write_lines(
             output_dir / f"{name}.jsonl",
             ({"id": f"{name}-{i}", "input": {"question": e}, "answer": f"{v:02d}"} for i, (e, v) in enumerate(part)),
