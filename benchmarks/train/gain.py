@@ -1,12 +1,16 @@
-"""What reinforcement learning adds to imitation on test tasks, with an interval: `examples/text_to_sql`, several seeds.
+"""What reinforcement learning adds to imitation on test tasks, with an interval, for the examples that have some.
+
+    python -m benchmarks.train.gain                             # all of them, three seeds each
+    python -m benchmarks.train.gain retrieval code --seeds 4    # prints one JSON object per seed, and writes nothing
 
 In one process (`learning.py`). Both policies answer every test task once, greedily; the gain is the mean of the
 differences by task, and its interval that of a bootstrap over tasks. Neither training nor the choice of the best version
-sees a test task.
+sees a test task. Cost is the model calls and sampled tokens of all rollouts: of training, validation and test.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import tempfile
@@ -23,8 +27,9 @@ from benchmarks.train.stand import say
 from fulmen_algorithm.algorithms.evaluate import bootstrap
 from fulmen_algorithm.runs.run import PolicyOrigin, PolicySpec
 
-EXAMPLE = "text_to_sql"
-SEEDS = (1, 2, 3)
+SEEDS = {"text_to_sql": (1, 2, 3), "retrieval": (4, 5, 6), "code": (1, 2, 3)}
+"""By example: seeds on which no setting was chosen."""
+SHORT = ("text_to_sql",)
 CONFIDENCE, RESAMPLES = 0.95, 10_000
 MINUTES = 20.0
 """Wall time that a seed may take."""
@@ -34,29 +39,33 @@ SHORTER = ("steps=10",)
 
 
 def run(*, short: bool) -> tuple[dict[str, Any], list[outcome.Claim]]:
-    """Trains and tests each seed; the short form takes one, and fewer steps."""
+    """Trains and tests each seed of each example; the short form takes one, and fewer steps."""
     torch.set_num_threads(1)
-    seeds = SEEDS[:1] if short else SEEDS
-    found = [asyncio.run(measured(seed, assignments=SHORTER if short else ())) for seed in seeds]
-    tail = f"{EXAMPLE}, worst of {len(found)} seeds"
-    lowest, longest = min(one["gain_low"] for one in found), max(one["minutes"] for one in found)
-    claims = [
-        outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=LEAST_GAIN, better="higher"),
-        outcome.claim(f"time of a seed, {tail}", longest, "min", goal=MINUTES, better="lower"),
-    ]
-    return {EXAMPLE: found}, claims
+    raw: dict[str, Any] = {}
+    claims: list[outcome.Claim] = []
+    for example in SHORT if short else SEEDS:
+        seeds = SEEDS[example][:1] if short else SEEDS[example]
+        found = [asyncio.run(measured(example, seed, assignments=SHORTER if short else ())) for seed in seeds]
+        tail = f"{example}, worst of {len(found)} seeds"
+        lowest, longest = min(one["gain_low"] for one in found), max(one["minutes"] for one in found)
+        raw[example] = found
+        claims += [
+            outcome.claim(f"lower end of the gain by GRPO, {tail}", lowest, "share", goal=LEAST_GAIN, better="higher"),
+            outcome.claim(f"time of a seed, {tail}", longest, "min", goal=MINUTES, better="lower"),
+        ]
+    return raw, claims
 
 
 async def measured(
-    seed: int, *, assignments: tuple[str, ...] = (), cache: Path | None = None, example: str = EXAMPLE
+    example: str, seed: int, *, assignments: tuple[str, ...] = (), cache: Path | None = None
 ) -> dict[str, Any]:
     """Trains once and tests both policies; returns what came of it.
 
     Args:
+        example: Folder of an example with test tasks.
         seed: Of all stages.
         assignments: `setting=value` other than the example's.
         cache: Folder of weights after imitation that are kept; None: imitation is part of what is measured.
-        example: Folder of an example with test tasks.
     """
     config = learning.example(example, assignments=assignments, seed=seed)
     began, cpu_began = perf_counter(), process_time()
@@ -72,6 +81,7 @@ async def measured(
             trained, events = await process.stage(config.stages[-1], "reinforced", policy, report=report)
             after = await process.tested(Path(trained.model_path))
             curve = await learning.curve_of(events)
+            cost = {"model_calls": process.engine.calls, "sampled_tokens": await process.engine.sampled_tokens()}
         finally:
             await process.close()
     gain = bootstrap(
@@ -91,7 +101,26 @@ async def measured(
         "lost_tasks": sum(late < early for early, late in zip(before, after, strict=True)),
         "minutes": round((perf_counter() - began) / 60, 2),
         "cpu_minutes": round((process_time() - cpu_began) / 60, 2),
+        **cost,
         "curve": curve,
     }
     say(f"{example}-{seed}: " + json.dumps({key: value for key, value in result.items() if key != "curve"}))
     return result
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("example", nargs="*", default=SEEDS, help=f"of {', '.join(SEEDS)}; all by default")
+    parser.add_argument("--seeds", nargs="+", type=int, help="other than the three of the example")
+    given = parser.parse_args()
+    if unknown := set(given.example) - set(SEEDS):
+        parser.error(f"no example with test tasks: {', '.join(sorted(unknown))}; there are {', '.join(SEEDS)}")
+    torch.set_num_threads(1)
+    for example in given.example:
+        for seed in given.seeds or SEEDS[example]:
+            learning.emit({"example": example, **asyncio.run(measured(example, seed))})
+
+
+if __name__ == "__main__":
+    main()
