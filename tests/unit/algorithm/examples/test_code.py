@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -121,10 +122,8 @@ def test_one_is_not_taken_for_true(trial):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel's limits are those of Linux")
-@pytest.mark.parametrize("attack", ["file", "socket", "memory", "time", "exit", "flood"])
+@pytest.mark.parametrize("attack", ["file", "socket", "program", "memory", "time", "exit", "flood"])
 def test_code_that_got_past_the_compiler_would_still_reach_nothing(confined, monkeypatch, attack):
-    listener = socket.create_server(("127.0.0.1", 0))
-
     def flood() -> bytes:
         return b"x" * (10 * confined.OUTPUT_BYTES)
 
@@ -135,6 +134,7 @@ def test_code_that_got_past_the_compiler_would_still_reach_nothing(confined, mon
     attacks = {
         "file": lambda: Path(__file__).read_bytes(),
         "socket": lambda: socket.create_connection(listener.getsockname()).recv(1),
+        "program": lambda: os.execv("/bin/sh", ["sh", "-c", "echo reached >&3"]),
         "memory": lambda: bytes(2 * confined.MEMORY_BYTES),
         "time": spin,
         "exit": lambda: sys.exit("out"),
@@ -142,14 +142,14 @@ def test_code_that_got_past_the_compiler_would_still_reach_nothing(confined, mon
     }
     monkeypatch.setattr(confined, "answered", lambda _line: attacks[attack]())
 
-    found = confined.in_a_child("{}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = confined.in_a_child("{}")
 
     if attack == "flood":
         assert len(found) <= 2 * confined.OUTPUT_BYTES
     else:
         wanted = "TimeoutError" if attack == "time" else "RuntimeError"
         assert json.loads(found) == {"error": wanted}
-    listener.close()
 
 
 def test_the_process_of_a_function_has_no_environment(trial, monkeypatch):

@@ -38,6 +38,19 @@ async def test_the_policies_before_and_after_answer_the_same_test_tasks_and_the_
     assert found["sampled_tokens"] > found["model_calls"]
 
 
+def test_an_example_without_test_tasks_is_refused_before_any_is_trained(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gain", "text_to_sql", "orders"])
+    with pytest.raises(SystemExit):
+        gain.main()
+    assert "no example with test tasks: orders" in capsys.readouterr().err
+
+
+def test_every_example_whose_gain_is_measured_has_test_tasks_and_three_seeds():
+    for name, seeds in gain.SEEDS.items():
+        assert learning.example(name).data.test is not None
+        assert len(set(seeds)) == 3
+
+
 async def test_groups_are_returned_in_the_order_in_which_they_were_asked_for():
     second_is_done = asyncio.Event()
 
