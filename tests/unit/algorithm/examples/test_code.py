@@ -127,13 +127,17 @@ def test_code_that_got_past_the_compiler_would_still_reach_nothing(confined, mon
     def flood() -> bytes:
         return b"x" * (10 * confined.OUTPUT_BYTES)
 
+    def connect() -> bytes:
+        socket.create_connection(address)
+        return b"reached"
+
     def spin() -> bytes:
         while True:
             pass
 
     attacks = {
         "file": lambda: Path(__file__).read_bytes(),
-        "socket": lambda: socket.create_connection(listener.getsockname()).recv(1),
+        "socket": connect,
         "program": lambda: os.execv("/bin/sh", ["sh", "-c", "echo reached >&3"]),
         "memory": lambda: bytes(2 * confined.MEMORY_BYTES),
         "time": spin,
@@ -143,6 +147,7 @@ def test_code_that_got_past_the_compiler_would_still_reach_nothing(confined, mon
     monkeypatch.setattr(confined, "answered", lambda _line: attacks[attack]())
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
         found = confined.in_a_child("{}")
 
     if attack == "flood":
