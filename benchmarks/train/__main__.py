@@ -87,7 +87,7 @@ def main() -> None:
     """Runs the benchmark and writes its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="five minutes instead of forty"
+        "--short", action="store_true", default=bool(os.environ.get("SHORT")), help="five minutes instead of an hour"
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts; those of the others are kept")
     parser.add_argument("--output", type=Path, default=outcome.FOLDER, help="folder for train.json and train.png")

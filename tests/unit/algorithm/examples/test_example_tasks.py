@@ -11,6 +11,8 @@ import pytest
 from tests.support.algorithm.models import EXAMPLES, load_script
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/make_tasks.py"))
+OF_A_LIBRARY = {"retrieval"}
+"""Examples in which a question has another answer in another library; test_retrieval.py compares the libraries."""
 
 
 def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -28,7 +30,8 @@ def test_task_files_are_what_the_script_writes_and_no_validation_task_is_trained
     load_script(EXAMPLES / name / "make_tasks.py").write(tmp_path)
     lines = lines_of(tmp_path)
     assert lines_of(EXAMPLES / name / "tasks") == lines
-    train, held_out = ({problem(*each["input"].values()) for each in lines[use]} for use in ("train", "validation"))
+    named = tuple if name in OF_A_LIBRARY else lambda values: problem(*values)
+    train, held_out = ({named(each["input"].values()) for each in lines[use]} for use in ("train", "validation"))
     assert len(held_out) == len(lines["validation"]) >= 100
     assert held_out.isdisjoint(train)
     assert held_out.isdisjoint(problem(each["messages"][0]["content"]) for each in lines["demonstrations"])

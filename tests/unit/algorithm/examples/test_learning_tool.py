@@ -28,12 +28,27 @@ async def test_an_example_is_trained_and_its_curve_reported(tmp_path):
 async def test_the_policies_before_and_after_answer_the_same_test_tasks_and_the_gain_has_an_interval(tmp_path):
     few = ("first:steps=2", "first:warmup_steps=0", "steps=1", "warmup_steps=0", "prompts_per_step=2")
 
-    found = await gain.measured(3, assignments=few, cache=tmp_path)
+    found = await gain.measured("text_to_sql", 3, assignments=few, cache=tmp_path)
 
     assert found["test_tasks"] >= 200
     assert found["gain"] == pytest.approx(found["after"] - found["before"], abs=1e-3)
     assert found["gain_low"] <= found["gain"] <= found["gain_high"]
     assert found["gained_tasks"] - found["lost_tasks"] == pytest.approx(found["gain"] * found["test_tasks"], abs=0.1)
+    assert found["model_calls"] >= 2 * found["test_tasks"]
+    assert found["sampled_tokens"] > found["model_calls"]
+
+
+def test_an_example_without_test_tasks_is_refused_before_any_is_trained(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["gain", "text_to_sql", "orders"])
+    with pytest.raises(SystemExit):
+        gain.main()
+    assert "no example with test tasks: orders" in capsys.readouterr().err
+
+
+def test_every_example_whose_gain_is_measured_has_test_tasks_and_three_seeds():
+    for name, seeds in gain.SEEDS.items():
+        assert learning.example(name).data.test is not None
+        assert len(set(seeds)) == 3
 
 
 async def test_groups_are_returned_in_the_order_in_which_they_were_asked_for():

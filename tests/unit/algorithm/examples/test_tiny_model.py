@@ -15,7 +15,7 @@ from tests.support.algorithm.models import EXAMPLES, load_script
 
 NAMES = sorted(path.parents[1].name for path in EXAMPLES.glob("*/tasks/demonstrations.jsonl"))
 CONVERSATIONS = 300
-SPACED = {"orders", "text_to_sql"}
+SPACED = {"code", "nim", "orders", "retrieval", "text_to_sql"}
 """Examples whose decoder writes spaces between words."""
 
 
