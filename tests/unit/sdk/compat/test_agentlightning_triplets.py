@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 import fulmen.compat.agentlightning as agl
 from fulmen.compat.agentlightning.adapter import training_rows
-from fulmen.compat.agentlightning.exported_spans import SpansInvalid, read_spans
+from fulmen.compat.agentlightning.exported_spans import SpanNode, SpansInvalid, read_spans, span_tree
 
 RECORD = json.loads(Path(__file__).with_name("data").joinpath("agentlightning.json").read_text(encoding="utf-8"))
 
@@ -121,3 +123,73 @@ def test_names_of_many_digits_are_names() -> None:
     name = "gen_ai.request." + "9" * 5000
     [triplet] = agl.TracerTraceToTriplet().adapt([a_span("1", **{name: 1, "gen_ai.request.²": 2})])
     assert triplet.metadata["request"] == {"9" * 5000: 1, "²": 2}
+
+
+def a_tree(draw: random.Random) -> list[dict[str, Any]]:
+    """Draws spans, most of them below one, at times of which many are equal, or nearly so, or no numbers."""
+    kind, count, spans = draw.randrange(4), draw.randrange(2, 30), []
+    odd = [0.0, 1.0, 2.0, 1e-9, 1e16, 1e308, -1e308, math.inf, -math.inf, math.nan]
+    for number in range(count):
+        parent = None if not number else draw.choice(["0", "0", str(draw.randrange(number))])
+        start, end = (
+            (begin := float(draw.randrange(8)), begin + draw.randrange(8)),
+            (begin := round(draw.uniform(0, 100), 4), round(begin + draw.choice([0.01, 5, 40]), 4)),
+            (begin := 1.7e9 + draw.uniform(0, 20), begin + draw.uniform(0, 20)),
+            (draw.choice(odd), draw.choice(odd)),
+        )[kind]
+        spans.append(a_span(str(number), parent) | {"start_time": start, "end_time": end})
+    return spans
+
+
+def repaired_by_definition(top: SpanNode) -> None:
+    """Looks at all spans for each span at the top."""
+    while len(top.children) == 1:
+        top = top.children[0]
+    for child in list(top.children):
+        if len(top.children) == 1:
+            return
+        found, least = None, math.inf
+        for node in top.walk():
+            if node is top or node is child or not (node.start_s <= child.start_s and node.end_s >= child.end_s):
+                continue
+            if 0 < (longer := node.end_s - child.end_s + child.start_s - node.start_s) < least:
+                found, least = node, longer
+        if found is not None:
+            top.children = [each for each in top.children if each is not child]
+            found.children.append(child)
+
+
+def shape(nodes: list[SpanNode]) -> dict[str, list[str]]:
+    return {node.span_id: [child.span_id for child in node.children] for node in nodes}
+
+
+def test_spans_move_below_the_first_of_the_closest_that_enclose_them() -> None:
+    draw = random.Random(7)
+    moved = 0
+    for _ in range(1500):
+        spans = read_spans(a_tree(draw))
+        given, expected = span_tree(spans), span_tree(spans)
+        # Before anything moves: what moves below its own is reached no more.
+        nodes, others = [*given.walk()], [*expected.walk()]
+        before = shape(nodes)
+        given.repair()
+        repaired_by_definition(expected)
+        assert shape(nodes) == shape(others)
+        moved += shape(nodes) != before
+    assert moved > 1000
+
+
+def test_a_tree_of_many_roots_is_repaired_without_a_look_at_all_for_each() -> None:
+    # 900,000,000 looks, which would take hours.
+    count = 30_000
+    spans = [
+        a_span(str(number)) | {"start_time": 3.0 * number, "end_time": 3.0 * number + 2} for number in range(count)
+    ]
+    spans += [
+        a_span(f"call {number}") | {"start_time": 3.0 * number + 0.5, "end_time": 3.0 * number + 1}
+        for number in range(0, count, 100)
+    ]
+    tree = span_tree(read_spans(spans))
+    tree.repair()
+    assert [node.span_id for node in tree.children] == [str(number) for number in range(count)]
+    assert [each.span_id for each in tree.children[500].children] == ["call 500"]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fulmen.compat.agentlightning.enclosing import move_below_enclosing
+
 __all__ = ["ExportedSpan", "SpanNode", "SpansInvalid", "read_spans", "span_tree"]
 
 
@@ -119,25 +121,7 @@ class SpanNode:
         top = self
         while len(top.children) == 1:
             top = top.children[0]
-        for child in list(top.children):
-            if len(top.children) == 1:
-                return
-            parent = _closest(top, child)
-            if parent is not None:
-                top.children.remove(child)
-                parent.children.append(child)
-
-
-def _closest(top: SpanNode, child: SpanNode) -> SpanNode | None:
-    found, least = None, float("inf")
-    for node in top.walk():
-        if node is top or node.span_id == child.span_id:
-            continue
-        if node.start_s <= child.start_s and node.end_s >= child.end_s:
-            longer = node.end_s - child.end_s + child.start_s - node.start_s
-            if 0 < longer < least:
-                found, least = node, longer
-    return found
+        move_below_enclosing(top)
 
 
 def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
