@@ -6,7 +6,7 @@ import json
 import shutil
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fulmen.train_toml.train import load_train_config
+from fulmen_algorithm.training.optimizers import make_optimizer
+from fulmen_algorithm.training.settings import AdamW, Muon, OptimizerSettings, Sgd, UpdateRule
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_cli.model.memory import (
@@ -146,6 +148,35 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
     held = ("weights", "gradients", "optimiser")
     assert sum(one[name] for name in held) == 16 * parameters
     assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
+
+
+RULES = [AdamW(), AdamW(fused=True), Muon(), Muon(momentum=0), Sgd(), Sgd(momentum=0.9)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("qwen2", {"tie_word_embeddings": False}),
+        ("qwen3_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 16}),
+    ],
+)
+def test_the_optimiser_keeps_what_is_counted(kind: str, changed: dict[str, Any], rule: AdamW | Muon | Sgd) -> None:
+    config = made(kind, **changed)
+    model = AutoModelForCausalLM.from_config(config)
+    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=1e-3, rule=rule))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    # But for the numbers of steps, one of each weight.
+    kept = sum(tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step")
+    plan = TrainingPlan(optimizer=rule.kind, momentum=getattr(rule, "momentum", 0))
+    assert sizes(plan, config.to_dict())["optimiser"] == kept
+
+
+def test_the_optimisers_that_are_counted_are_all() -> None:
+    assert {type(rule) for rule in RULES} == {*get_args(get_args(UpdateRule)[0])}
 
 
 def test_split_matrices_are_divided_and_the_rest_is_whole_on_each_gpu() -> None:
