@@ -81,8 +81,6 @@ class Sft:
                 await ctx.recorder.end_step(metrics)
             else:
                 await ctx.recorder.end_quiet_step()
-        # The version of the last weights, if an earlier release stopped before it was published.
-        await ctx.policy.publish()
 
     async def _train(self, ctx: RunContext, rows: Sequence[Row], settings: StepSettings) -> dict[str, float]:
         """Takes the next step; returns its metrics."""

@@ -196,8 +196,6 @@ async def train_on_answers(
             ctx.recorder.result(loss=metrics["loss"], accuracy=metrics["accuracy"])
         metrics["epoch"] = ctx.progress.step * settings.batch_size / count
         await ctx.recorder.end_step({**metrics, **await validated("_after")})
-    # The version of the last weights, if an earlier release stopped before it was published.
-    await ctx.policy.publish()
 
 
 def _sums(answers: Sequence[Answer], logprobs: Sequence[Sequence[float]]) -> list[float]:
