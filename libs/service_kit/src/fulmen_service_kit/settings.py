@@ -29,7 +29,8 @@ class SettingsConfig(ConfigDict, total=False):
 class EnvironmentSettings(BaseModel):
     """Settings that may be read from the environment, where dicts and lists are JSON."""
 
-    model_config = SettingsConfig(frozen=True, extra="forbid", validate_default=True)
+    # Built when it first checks values: the classes that others extend never do, and each would take half a megabyte.
+    model_config = SettingsConfig(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     @classmethod
     def environment_values(cls) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from opentelemetry import metrics, trace
@@ -12,8 +12,6 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
@@ -21,6 +19,9 @@ from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.observability.own_traces import OwnTraces, set_own_traces
 from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 
 class Telemetry:
@@ -32,6 +33,10 @@ class Telemetry:
         readers: list[MetricReader] = [PrometheusMetricReader()]
         self._tracers: TracerProvider | None = None
         if settings.otlp_endpoint:
+            # Traces go to a collector or nowhere.
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
             from fulmen_service_kit.observability import collector
 
             where = settings.otlp_endpoint, settings.peer_tls()
