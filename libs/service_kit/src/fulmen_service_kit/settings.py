@@ -29,7 +29,7 @@ class SettingsConfig(ConfigDict, total=False):
 class EnvironmentSettings(BaseModel):
     """Settings that may be read from the environment, where dicts and lists are JSON."""
 
-    # Built when it first checks values: the classes that others extend never do, and each would take half a megabyte.
+    # Built when it first checks values, which the classes that others extend never do.
     model_config = SettingsConfig(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
     @classmethod
