@@ -119,6 +119,32 @@ def test_spans_that_form_no_tree_and_files_of_no_spans_are_refused_with_a_few_pr
     assert len(told) == 52
 
 
+def test_a_span_that_is_exported_twice_is_refused_though_its_own_child_encloses_it() -> None:
+    twice = a_span("1") | {"start_time": 1.0, "end_time": 2.0}
+    with pytest.raises(SpansInvalid, match="The span 1 occurs twice"):
+        span_tree(read_spans([twice, twice, a_span("2", "1") | {"end_time": 9.0}]))
+
+
+def test_nested_spans_that_are_each_exported_twice_are_refused_at_once() -> None:
+    # 2**3000 ways lead to the last one.
+    spans = [a_span(str(number), str(number - 1) if number else None) for number in range(3000) for _ in "ab"]
+    with pytest.raises(SpansInvalid) as refused:
+        agl.TracerTraceToTriplet().adapt(spans)
+    told = str(refused.value).splitlines()
+    assert told[1:3] == ["The span 0 occurs twice.", "The span 1 occurs twice."]
+    assert told[-1] == "2950 more are not listed"
+
+
+def test_every_span_that_occurs_twice_is_named_once() -> None:
+    spans = [a_span("1"), a_span("2", "1"), a_span("2", "1"), a_span("2", "1"), a_span("3", "1"), a_span("3", "2")]
+    with pytest.raises(SpansInvalid) as refused:
+        span_tree(read_spans(spans))
+    assert str(refused.value).splitlines()[1:] == [
+        "The span 2 occurs twice.",
+        "The span 3 occurs twice, below different spans.",
+    ]
+
+
 def test_names_of_many_digits_are_names() -> None:
     name = "gen_ai.request." + "9" * 5000
     [triplet] = agl.TracerTraceToTriplet().adapt([a_span("1", **{name: 1, "gen_ai.request.²": 2})])
