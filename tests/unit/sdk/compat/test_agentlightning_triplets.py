@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,32 @@ def test_spans_that_form_no_tree_and_files_of_no_spans_are_refused_with_a_few_pr
     assert len(told) == 52
 
 
+def test_a_span_that_is_exported_twice_is_refused_though_its_own_child_encloses_it() -> None:
+    twice = a_span("1") | {"start_time": 1.0, "end_time": 2.0}
+    with pytest.raises(SpansInvalid, match="The span 1 occurs twice"):
+        span_tree(read_spans([twice, twice, a_span("2", "1") | {"end_time": 9.0}]))
+
+
+def test_nested_spans_that_are_each_exported_twice_are_refused_at_once() -> None:
+    # 2**3000 ways lead to the last one.
+    spans = [a_span(str(number), str(number - 1) if number else None) for number in range(3000) for _ in "ab"]
+    with pytest.raises(SpansInvalid) as refused:
+        agl.TracerTraceToTriplet().adapt(spans)
+    told = str(refused.value).splitlines()
+    assert told[1:3] == ["The span 0 occurs twice.", "The span 1 occurs twice."]
+    assert told[-1] == "2950 more are not listed"
+
+
+def test_every_span_that_occurs_twice_is_named_once() -> None:
+    spans = [a_span("1"), a_span("2", "1"), a_span("2", "1"), a_span("2", "1"), a_span("3", "1"), a_span("3", "2")]
+    with pytest.raises(SpansInvalid) as refused:
+        span_tree(read_spans(spans))
+    assert str(refused.value).splitlines()[1:] == [
+        "The span 2 occurs twice.",
+        "The span 3 occurs twice, below different spans.",
+    ]
+
+
 def test_names_of_many_digits_are_names() -> None:
     name = "gen_ai.request." + "9" * 5000
     [triplet] = agl.TracerTraceToTriplet().adapt([a_span("1", **{name: 1, "gen_ai.request.²": 2})])
@@ -193,3 +219,83 @@ def test_a_tree_of_many_roots_is_repaired_without_a_look_at_all_for_each() -> No
     tree.repair()
     assert [node.span_id for node in tree.children] == [str(number) for number in range(count)]
     assert [each.span_id for each in tree.children[500].children] == ["call 500"]
+
+
+def rewards_by_definition(tree: SpanNode, policy: agl.RewardMatchPolicy) -> dict[str, float]:
+    """Looks at all calls before each reward."""
+    nodes = [*tree.walk()]
+    groups = [node.children for node in nodes]
+    if policy is agl.RewardMatchPolicy.FIRST_OCCURRENCE:
+        groups = [sorted(nodes, key=lambda node: node.start_s)]
+    rewards: dict[str, float] = {}
+    for group in groups:
+        for place, node in enumerate(group):
+            if "reward" not in node.name:
+                continue
+            for call in reversed(group[: place + 1]):
+                if "call" in call.name and call.end_s <= node.start_s and call.span_id not in rewards:
+                    rewards[call.span_id] = node.attributes["agentlightning.reward.0.value"]
+                    break
+    return rewards
+
+
+@pytest.mark.parametrize("policy", agl.RewardMatchPolicy)
+def test_each_reward_is_that_of_the_last_free_call_that_ended_before_it(policy: agl.RewardMatchPolicy) -> None:
+    draw = random.Random(11)
+    matched = 0
+    for _ in range(1000):
+        spans = a_tree(draw)
+        for number, span in enumerate(spans):
+            span["name"] = draw.choice(["call", "call", "reward", "reward", "call with a reward", "other"])
+            span["attributes"]["gen_ai.response.id"] = span["span_id"]
+            if "reward" in span["name"]:
+                value = {"agentlightning.reward.0.name": "r", "agentlightning.reward.0.value": float(number)}
+                span["attributes"] |= value
+        found = agl.TracerTraceToTriplet(
+            repair_hierarchy=False, llm_call_match="call", exclude_llm_call_in_reward=False, reward_match=policy
+        ).adapt(spans)
+        rewards = {each.metadata["response_id"]: each.reward for each in found if each.reward is not None}
+        assert rewards == rewards_by_definition(span_tree(read_spans(spans)), policy)
+        matched += len(rewards)
+    assert matched > 1000
+
+
+class WatchedTime(float):
+    """A time that counts how often one like it is compared."""
+
+    looks = 0
+
+    def __le__(self, other: float) -> bool:
+        WatchedTime.looks += 1
+        return super().__le__(other)
+
+    def __lt__(self, other: float) -> bool:
+        WatchedTime.looks += 1
+        return super().__lt__(other)
+
+    def __eq__(self, other: object) -> bool:
+        WatchedTime.looks += 1
+        return super().__eq__(other)
+
+    __hash__ = float.__hash__
+
+
+@pytest.mark.parametrize("policy", agl.RewardMatchPolicy)
+def test_rewards_after_all_calls_are_matched_without_a_look_at_all_calls_for_each(
+    policy: agl.RewardMatchPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedTime, "looks", 0)
+    count = 2000
+    [top, *calls] = read_spans([a_span("top"), *(a_span(f"{number}", "top") for number in range(count))])
+    calls = [replace(each, name="call", end_s=WatchedTime(1)) for each in calls]
+    rewards = [
+        replace(each, span_id=f"reward of {each.span_id}", name="agentlightning.annotation", start_s=2.0)
+        for each in calls
+    ]
+    rewards = [replace(each, attributes={"reward": number}) for number, each in enumerate(rewards)]
+    adapter = agl.TracerTraceToTriplet(repair_hierarchy=False, llm_call_match="call", reward_match=policy)
+
+    found = adapter.adapt([replace(top, name="agent"), *calls, *rewards])
+
+    assert [each.reward for each in found] == [*reversed(range(count))]
+    assert 0 < WatchedTime.looks < 100 * count

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulmen.compat.agentlightning.attributes import AGL_OPERATION, AGL_REWARD, OPERATION_NAME, nested, reward_in
 from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, SpansInvalid, read_spans, span_tree
+from fulmen.compat.agentlightning.free_calls import FreeCalls
 from fulmen.compat.agentlightning.records import Triplet
 
 if TYPE_CHECKING:
@@ -156,16 +157,17 @@ def _matched(tree: SpanNode, calls: set[str], policy: RewardMatchPolicy) -> dict
 
 
 def _assigned(nodes: Sequence[SpanNode], calls: set[str], rewards: dict[str, float]) -> dict[str, float]:
-    before: list[SpanNode] = []
+    free = FreeCalls(sum(node.span_id in calls for node in nodes))
     for node in nodes:
         if node.span_id in calls:
-            before.append(node)
+            free.add(node)
         value = reward_in(node.name, node.attributes)
         if value is None:
             continue
-        free = (call for call in reversed(before) if call.end_s <= node.start_s and call.span_id not in rewards)
-        if (call := next(free, None)) is not None:
-            rewards[call.span_id] = value
+        while (call := free.take(node.start_s)) is not None:
+            if call.span_id not in rewards:
+                rewards[call.span_id] = value
+                break
     return rewards
 
 
