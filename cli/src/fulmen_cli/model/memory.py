@@ -6,12 +6,13 @@ All tensors that grow with the model or the batch are counted. What a library ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from fulmen_cli.model.shape import ModelShape
 
 __all__ = [
     "EnginePlan",
+    "OptimizerKind",
     "Part",
     "TrainingPlan",
     "activation_bytes_per_token",
@@ -20,6 +21,9 @@ __all__ = [
     "total_bytes",
     "training_parts",
 ]
+
+OptimizerKind = Literal["adamw", "muon", "sgd"]
+"""What the trainer offers (`UpdateRule` of the algorithm service, which need not be installed here)."""
 
 FLOAT32: Final = 4
 BFLOAT16: Final = 2
@@ -47,7 +51,7 @@ class TrainingPlan:
         batch_tokens: Positions of a micro-batch, `token_budget`.
         trained_share: Share of the positions whose log-probabilities are computed.
         checkpointing: Whether `gradient_checkpointing` is on.
-        optimizer: `adamw`, `muon` or `sgd`.
+        optimizer: The update rule.
         momentum: Momentum of SGD; 0 for none.
         reference: Whether a second copy of the weights is held for a KL penalty.
         critic: Whether a critic is trained on the same GPUs.
@@ -60,7 +64,7 @@ class TrainingPlan:
     batch_tokens: int = 8192
     trained_share: float = 1.0
     checkpointing: bool = False
-    optimizer: str = "adamw"
+    optimizer: OptimizerKind = "adamw"
     momentum: float = 0.0
     reference: bool = False
     critic: bool = False

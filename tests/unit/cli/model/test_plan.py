@@ -20,6 +20,7 @@ from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_cli.model.memory import (
     EnginePlan,
+    OptimizerKind,
     TrainingPlan,
     activation_bytes_per_token,
     engine_parts,
@@ -243,6 +244,43 @@ def test_sizes_may_be_given_instead_of_a_model() -> None:
     given = ",".join(f"{name}={json.dumps(value)}" for name, value in SMALL.items())
     done = runner.invoke(app, ["model", "plan", given, "--max-model-len", "256", "-o", "json"])
     assert json.loads(done.output)["parameters"] == ModelShape.read(SMALL).parameters
+
+
+NUMBERS = {name: value for name, value in QWEN3_0_6B.items() if name != "model_type"}
+SIZES = ",".join(f"{name}={json.dumps(value)}" for name, value in NUMBERS.items())
+
+
+@pytest.mark.parametrize("rule", get_args(get_args(UpdateRule)[0]), ids=lambda rule: rule.__name__)
+def test_every_optimiser_of_the_trainer_can_be_planned(rule: type[AdamW | Muon | Sgd]) -> None:
+    kind = rule().kind
+    done = runner.invoke(app, ["model", "plan", SIZES, "--optimizer", kind, "-o", "json"])
+    assert done.exit_code == 0, done.output
+    parts = {part["name"]: part["size_bytes"] for part in json.loads(done.output)["parts"]}
+    assert parts["optimiser"] == sizes(TrainingPlan(optimizer=kind), NUMBERS)["optimiser"]
+
+
+def test_the_optimisers_that_can_be_planned_are_those_of_the_trainer() -> None:
+    assert set(get_args(OptimizerKind)) == {rule().kind for rule in get_args(get_args(UpdateRule)[0])}
+
+
+def test_muon_is_planned_on_one_gpu_or_not_at_all_for_it_needs_whole_matrices() -> None:
+    large = SIZES.replace("hidden_size=1024", "hidden_size=8192")
+    counts = {}
+    for kind in ("adamw", "muon"):
+        done = runner.invoke(app, ["model", "plan", large, "--optimizer", kind, "-o", "json"])
+        counts[kind] = {card["gpus"] for card in json.loads(done.output)["cards"]}
+    assert counts["muon"] == {0, 1}
+    assert max(counts["adamw"]) > 1
+    shown = runner.invoke(app, ["model", "plan", large, "--optimizer", "muon"]).output
+    assert "Smaller: --gradient-checkpointing, --token-budget 4096." in shown
+
+
+def test_what_muon_cannot_train_is_refused_with_every_problem() -> None:
+    arguments = ["--optimizer", "muon", "--gpus", "2", "--lora-rank", "16", "--tensor-parallel", "4"]
+    done = runner.invoke(app, ["model", "plan", SIZES, *arguments])
+    assert done.exit_code == Exit.USAGE
+    for text in ("needs as many GPUs", "--optimizer muon needs whole matrices: --gpus 1", "--lora-rank 0"):
+        assert text in done.output
 
 
 @pytest.mark.parametrize(

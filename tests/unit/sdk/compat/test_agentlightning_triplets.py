@@ -14,7 +14,7 @@ import pytest
 
 import fulmen.compat.agentlightning as agl
 from fulmen.compat.agentlightning.adapter import training_rows
-from fulmen.compat.agentlightning.exported_spans import SpanNode, SpansInvalid, read_spans, span_tree
+from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, SpansInvalid, read_spans, span_tree
 
 RECORD = json.loads(Path(__file__).with_name("data").joinpath("agentlightning.json").read_text(encoding="utf-8"))
 
@@ -299,3 +299,78 @@ def test_rewards_after_all_calls_are_matched_without_a_look_at_all_calls_for_eac
 
     assert [each.reward for each in found] == [*reversed(range(count))]
     assert 0 < WatchedTime.looks < 100 * count
+
+
+class WatchedPlace(int):
+    """A place in a rollout that counts how often one like it is compared."""
+
+    looks = 0
+
+    def __lt__(self, other: int) -> bool:
+        WatchedPlace.looks += 1
+        return super().__lt__(other)
+
+
+def proxied(draw: random.Random, count: int, *, places: int) -> list[ExportedSpan]:
+    """Draws calls, rewards, and calls with a reward, many at the same place; some ids occur twice."""
+    reward = {"agentlightning.reward.0.name": "r", "agentlightning.reward.0.value": 0.0}
+    tokens = {"prompt_token_ids": [1], "response_token_ids": [2]}
+    [plain] = read_spans([a_span("plain")])
+    spans = []
+    for number in range(count):
+        attributes = draw.choice([tokens, reward, tokens | reward])
+        if "agentlightning.reward.0.value" in attributes:
+            attributes = attributes | {"agentlightning.reward.0.value": float(number)}
+        spans.append(
+            replace(
+                plain,
+                span_id=str(draw.randrange(count)),
+                name="litellm_request",
+                sequence_id=draw.randrange(places),
+                start_s=float(draw.randrange(4)),
+                attributes=attributes,
+            )
+        )
+    return spans
+
+
+def test_each_reward_behind_the_proxy_is_that_of_the_last_free_call_at_an_earlier_place() -> None:
+    draw = random.Random(13)
+    matched = 0
+    for _ in range(1000):
+        spans = proxied(draw, draw.randrange(2, 30), places=draw.choice([2, 8, 100]))
+        ordered = sorted(spans, key=lambda span: (span.sequence_id, span.start_s))
+        calls = [span for span in ordered if "prompt_token_ids" in span.attributes]
+        expected: dict[str, float] = {}
+        for span in ordered:
+            value = span.attributes.get("agentlightning.reward.0.value")
+            earlier = [call.span_id for call in calls if call.sequence_id < span.sequence_id]
+            free = [each for each in earlier if each not in expected]
+            if value is not None and free:
+                expected[free[-1]] = value
+        found = agl.LlmProxyTraceToTriplet().adapt(spans)
+        assert [each.reward for each in found] == [expected.get(call.span_id) for call in calls]
+        matched += len(expected)
+    assert matched > 1000
+
+
+def test_rewards_behind_all_calls_of_a_proxy_are_matched_without_a_look_at_all_calls_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WatchedPlace, "looks", 0)
+    count = 2000
+    spans = proxied(random.Random(0), 2 * count, places=1)
+    tokens = {"prompt_token_ids": [1], "response_token_ids": [2]}
+    calls = [
+        replace(each, span_id=str(number), sequence_id=WatchedPlace(number), attributes=tokens)
+        for number, each in enumerate(spans[:count])
+    ]
+    rewards = [
+        replace(each, name="agentlightning.annotation", sequence_id=count, start_s=0.0, attributes={"reward": number})
+        for number, each in enumerate(spans[count:])
+    ]
+
+    found = agl.LlmProxyTraceToTriplet().adapt([*calls, *rewards])
+
+    assert [each.reward for each in found] == [*reversed(range(count))]
+    assert 0 < WatchedPlace.looks < 100 * count

@@ -255,16 +255,7 @@ class LlmProxyTraceToTriplet:
             if prompt and answer and answer_id not in seen:
                 seen |= set() if answer_id is None else {answer_id}
                 calls.append((span, prompt, answer, answer_id))
-        rewards: dict[str, float] = {}
-        for span in spans:
-            value = reward_in(span.name, span.attributes)
-            free = (
-                call.span_id
-                for call, *_ in reversed(calls)
-                if call.sequence_id < span.sequence_id and call.span_id not in rewards
-            )
-            if value is not None and (call_id := next(free, None)) is not None:
-                rewards[call_id] = value
+        rewards = _by_place(spans, [call for call, *_ in calls])
         return [
             Triplet(
                 prompt={"token_ids": prompt},
@@ -274,6 +265,23 @@ class LlmProxyTraceToTriplet:
             )
             for span, prompt, answer, answer_id in calls
         ]
+
+
+def _by_place(spans: Sequence[ExportedSpan], calls: Sequence[ExportedSpan]) -> dict[str, float]:
+    """Returns the reward of each call: that of the first reward behind it for which no later call is free; both are in order."""
+    rewards: dict[str, float] = {}
+    free: list[str] = []
+    met = 0
+    for span in spans:
+        while met < len(calls) and calls[met].sequence_id < span.sequence_id:
+            free.append(calls[met].span_id)
+            met += 1
+        value = reward_in(span.name, span.attributes)
+        while value is not None and free:
+            if (call_id := free.pop()) not in rewards:
+                rewards[call_id] = value
+                break
+    return rewards
 
 
 def _proxy_tokens(span: ExportedSpan) -> tuple[list[int], list[int]]:
