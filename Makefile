@@ -116,7 +116,7 @@ bench-proxy: setup ## Benchmarks the LLM proxy beside LiteLLM, Agent Lightning a
 bench-train: setup ## Benchmarks training: what is learned, asynchronous against synchronous, merging, publishing
 	$(PYTHON_BIN)/python -m benchmarks.train $(if $(SHORT),--short)
 
-bench-exchange-convergence: setup ## Trains with every codec beside a dense exchange (two hours; goes on where it was cut off)
+bench-exchange-convergence: setup ## Trains with every codec beside a dense exchange (two hours; continues where it was cut off)
 	OMP_NUM_THREADS=1 $(PYTHON_BIN)/python -m benchmarks.exchange.convergence \
 		$(if $(SHORT),--short,--doc docs/exchange-convergence.md)
 

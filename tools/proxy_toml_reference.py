@@ -78,7 +78,7 @@ the role admin or service.
 
 The file's name identifies it: `proxy.toml` owns what the `proxy.toml` that was applied last names, wherever it lay; files of other
 names own their own. What a file owns is not changed by another command: `fulmen proxy route put`, `split`, `rollback`, `record` and
-`delete`, `fulmen proxy backend add` and `delete` fail with `MANAGED_BY_FILE` and name the file. What passes by itself goes on: drains,
+`delete`, `fulmen proxy backend add` and `delete` fail with `MANAGED_BY_FILE` and name the file. What passes by itself continues: drains,
 holds, and the versions that `fulmen proxy promote` sets. A route or backend that an operator has put before is taken over.
 
 With `--watch` the command stays and applies the file whenever it has changed and then stood still for a second. A content that is

@@ -33,7 +33,7 @@ async def serve() -> None:
     said = own_output()
     torch.set_num_threads(1)
     servicer = GradientExchangeServicer(runs=OpenRuns())
-    settings = ShardServerSettings(host=sys.argv[1])
+    settings = ShardServerSettings(**(ShardServerSettings.environment_values() | {"host": sys.argv[1]}))
     made = build_server(
         settings,
         verifier=TokenVerifier(settings.signing_keys()),

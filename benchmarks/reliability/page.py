@@ -21,7 +21,7 @@ VICTIMS: Final[Mapping[str, tuple[str, str]]] = {
     Victim.POSTMASTER: ("PostgreSQL's postmaster", "the store answers UNAVAILABLE until recovery is done"),
     Victim.BACKEND: ("one PostgreSQL backend", "PostgreSQL ends all backends and recovers; the store connects again"),
     Victim.SUPERVISOR: ("supervisor of `fulmen up`", "all its services end with it; `fulmen up` starts them again"),
-    Victim.KEEPER: ("keeper of commands", "commands under way go on; the runner starts another for the next"),
+    Victim.KEEPER: ("keeper of commands", "commands under way continue; the runner starts another for the next"),
 }
 FAULTS: Final[Mapping[str, str]] = {
     Fault.NONE: "none",
@@ -61,7 +61,7 @@ groups of prompts that were passed over; *trained twice* are rollouts that two s
 make crash-matrix                                   # all cells and 20 power cuts
 make crash-matrix SHORT=1                           # three cells
 make crash-matrix ARGS="--victim store --fault kill"
-make crash-matrix ARGS=--resume                     # goes on after an interruption
+make crash-matrix ARGS=--resume                     # continues after an interruption
 make crash-matrix ARGS="--power-cuts 20"
 make crash-matrix ARGS="--stack-cuts 5"             # of whole stacks alone; keeps no figures
 ```
@@ -91,7 +91,7 @@ def _summary(document: dict[str, Any]) -> str:
         f"Measured on {document['date']} at commit `{document['commit']}` on {machine['cpus']} cores ({machine['platform']}, "
         f"Python {machine['python']}): {len(harmed)} cells with a fault and {len(cells) - len(harmed)} without. "
         f"{lost} rollouts lost, {doubled} doubled, {skipped} groups skipped, {twice} rollouts trained on twice. "
-        f"{ended} of {len(cells)} runs ended with all their steps. In {within} of {len(harmed)} cells rollouts and steps went on "
+        f"{ended} of {len(cells)} runs ended with all their steps. In {within} of {len(harmed)} cells rollouts and steps continued "
         "within 30 s of the fault's end.\n"
     )
 
@@ -105,7 +105,7 @@ def _table(cells: list[dict[str, Any]]) -> str:
     rows = {"+".join(cell["victims"]): cell["victims"] for cell in cells}
     known = {cell["key"]: cell for cell in cells}
     lines = [
-        "## Seconds until work goes on",
+        "## Seconds until work continues",
         "",
         "From the end of the fault to 16 more finished rollouts / 2 more training steps, which is more than can have been under way.",
         "Bold: over 30 s, something lost or doubled, a rollout that failed, or a run that did not end.",
@@ -172,7 +172,7 @@ def _why_short(cell: dict[str, Any]) -> str:
     if not cell.get("run_ended", True):
         said.append("the run did not end")
     elif not cell["within_limit"]:
-        said.append(f"work did not go on within {LIMIT_S:.0f} s after the fault")
+        said.append(f"work did not continue within {LIMIT_S:.0f} s after the fault")
     return "; ".join(said)
 
 

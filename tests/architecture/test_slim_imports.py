@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from uuid import UUID
 
 import pytest
+
+from fulmen_service_kit.security.tokens import Role, TokenSigner
 
 LIMIT_S = 60
 SDK_BUDGET_MB = 60
@@ -19,8 +22,20 @@ HEAVY = frozenset(
     }
 )
 COMMAND_LINE = frozenset({"fulmen_cli", "rich", "typer"})
+# What a service needs for some settings, tokens or calls alone, or not at all; each takes megabytes.
+SELDOM = frozenset(
+    {
+        "cryptography",  # for the first token of a role, the first secret
+        "regex",  # for a route with patterns
+        *("pydantic_settings", "dotenv"),  # the kit reads the environment itself
+        *("multiprocessing", "click"),  # of uvicorn's own command line
+        *("google.protobuf.descriptor_pb2", "google.protobuf.json_format"),  # for exports over OTLP
+        # Of commands such as `migrate` not even the metrics are wanted.
+        *("opentelemetry.sdk", "opentelemetry.exporter"),
+    }
+)
 SERVER_SIDE = frozenset({"asyncpg", "aiohttp", "uvicorn", "uvloop", "pydantic", "structlog", "fulmen_service_kit"})
-# Imports what argv names; prints the loaded top-level modules and the resident memory. The peak that getrusage knows
+# Imports what argv names; prints the loaded modules and the resident memory. The peak that getrusage knows
 # is inherited from the parent on Linux, so the current figure is read there.
 PROBE = """
 import importlib, json, os, resource, sys
@@ -31,8 +46,7 @@ if sys.platform == "linux":
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 else:
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-loaded = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"loaded": loaded, "resident_mb": resident / 2**20}))
+print(json.dumps({"loaded": sorted(sys.modules), "resident_mb": resident / 2**20}))
 """
 # Loads once what runs models. A fork per entry of argv imports it, the first one then all others; prints what the entry
 # loaded, and what the others loaded after it.
@@ -49,13 +63,33 @@ for entry in sys.argv[1:]:
         os._exit(0)
     assert os.wait()[1] == 0, entry
 """
-# Counts collections from the import of what runs a service to the moment in which it is imported.
+# Verifies the key of an attempt, then a token of a role; prints after each whether what checks signatures is loaded.
+TOKENS = """
+import json, sys
+from fulmen_service_kit.security.keys import PublishedKeys, StoreKeys, attempt_secrets
+from fulmen_service_kit.security.tokens import TokenVerifier
+lines, attempt_key, role_token, public = sys.argv[1:]
+keys = PublishedKeys(attempt_secrets(lines))
+keys.replace([bytes.fromhex(public)])
+verifier, loaded = TokenVerifier(keys), []
+for token in (attempt_key, role_token):
+    role = verifier.verify(token).role
+    loaded.append([role, "cryptography" in sys.modules])
+print(json.dumps(loaded))
+"""
+# Counts collections from the import of what runs a service to the moment in which all of it is imported: what builds the
+# proxy is imported when it is asked to.
 COLLECTIONS = """
 import gc, importlib, json, sys
 importlib.import_module(sys.argv[1])
 began = []
 gc.callbacks.append(lambda phase, _: began.append(phase) if phase == "start" else None)
-importlib.import_module(sys.argv[1] + ".__main__")
+command = importlib.import_module(sys.argv[1] + ".__main__")
+if sys.argv[1] + ".app" not in sys.modules:
+    try:
+        command.build(None, None).send(None)
+    except TypeError:
+        assert sys.argv[1] + ".app" in sys.modules
 print(json.dumps({"collections": len(began), "enabled_afterwards": gc.isenabled()}))
 """
 
@@ -69,10 +103,13 @@ def probe(*modules: str) -> tuple[set[str], float]:
     return set(report["loaded"]), report["resident_mb"]
 
 
-def test_a_heavy_library_would_be_noticed() -> None:
-    loaded, _ = probe("numpy")
+@pytest.mark.parametrize(
+    ("module", "noticed"), [("numpy", {"numpy"}), ("opentelemetry.sdk", {"opentelemetry.sdk"})], ids=str
+)
+def test_a_heavy_library_would_be_noticed(module: str, noticed: set[str]) -> None:
+    loaded, _ = probe(module)
 
-    assert loaded & HEAVY == {"numpy"}
+    assert loaded & (HEAVY | SELDOM) == noticed
 
 
 def test_the_sdk_brings_nothing_heavy_and_fits_its_budget() -> None:
@@ -105,10 +142,16 @@ def test_the_command_line_brings_nothing_heavy() -> None:
     ("app", "unwanted"),
     [
         # rich formats tracebacks for terminals.
-        ("fulmen_store.app", HEAVY | {"aiohttp", "openai", "rich"}),
-        ("fulmen_runner.app", HEAVY | {"asyncpg", "uvicorn", "rich"}),
-        ("fulmen_llm_proxy.app", HEAVY | {"asyncpg", "openai", "rich"}),
-        ("fulmen_algorithm.app", (HEAVY | {"asyncpg", "openai"}) - {"numpy"}),
+        ("fulmen_store.app", HEAVY | SELDOM | {"aiohttp", "openai", "rich"}),
+        # It traces agents, which takes the SDK.
+        (
+            "fulmen_runner.app",
+            (HEAVY | SELDOM | {"asyncpg", "uvicorn", "rich"}) - {"opentelemetry.sdk", "opentelemetry.exporter"},
+        ),
+        ("fulmen_llm_proxy.app", HEAVY | SELDOM | {"asyncpg", "openai", "rich"}),
+        # It supervises workers, which are proxies.
+        ("fulmen_llm_proxy.__main__", {"fulmen_llm_proxy.app", "aiohttp", "multiprocessing"}),
+        ("fulmen_algorithm.app", (HEAVY | SELDOM | {"asyncpg", "openai"}) - {"numpy"}),
         # A rank greets the service before it loads torch.
         ("fulmen_algorithm.trainers.rank", (HEAVY | {"grpc", "opentelemetry"}) - {"numpy"}),
     ],
@@ -117,6 +160,38 @@ def test_a_service_loads_only_what_is_its_own(app: str, unwanted: frozenset[str]
     loaded, _ = probe(app)
 
     assert not loaded & unwanted
+
+
+def test_telemetry_loads_what_sends_to_a_collector_only_for_one() -> None:
+    loaded, _ = probe("fulmen_service_kit.observability.telemetry")
+
+    assert not loaded & {"opentelemetry.sdk.trace", "opentelemetry.exporter.otlp"}
+
+
+def test_signatures_are_checked_with_a_library_that_attempt_keys_do_not_load() -> None:
+    lines = "a signing key of tests, 32 bytes or more"
+    signer = TokenSigner(lines)
+    attempt_key = signer.attempt_key(
+        f"projects/p/rollouts/{UUID(int=7)}/attempts/1",
+        project="projects/p", lease_id="l", epoch=1, mode="train", ttl_s=3600,
+    )  # fmt: skip
+    role_token = signer.issue(Role.CLIENT, subject="me", ttl_s=3600)
+    command = [sys.executable, "-c", TOKENS, lines, attempt_key, role_token, signer.keys.published()[0].hex()]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+
+    assert json.loads(ran.stdout) == [["attempt", False], ["client", True]]
+
+
+def test_whoever_wants_uvicorns_command_line_gets_it() -> None:
+    # A fresh process: in this one others may have imported uvicorn first.
+    program = (
+        "import fulmen_service_kit.http.server, sys, uvicorn; before = 'uvicorn.main' in sys.modules; "
+        "from uvicorn import Config, Server, main, run; module = sys.modules['uvicorn.main']; "
+        "print(before, (Server, main, run) == (module.Server, module.main, module.run), hasattr(uvicorn, 'nothing'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+
+    assert ran.stdout.split() == ["False", "True", "False"]
 
 
 def test_what_runs_a_model_loads_only_what_it_needs_to_start_and_is_all_preloaded_for_forks() -> None:

@@ -6,6 +6,8 @@ import { connect } from "node:net";
 import { test as base, expect, type Page } from "@playwright/test";
 import axe from "axe-core";
 
+import { LIMIT_MS, start } from "./stack";
+
 export { expect };
 
 export type Role = "admin" | "client" | "reader";
@@ -46,7 +48,16 @@ export async function order(line: string): Promise<void> {
 /** Opens a path in a page where someone is signed in. */
 export type Open = (path: string, role?: Role) => Promise<Page>;
 
-export const test = base.extend<{ open: Open; errors: string[] }>({
+export const test = base.extend<{ open: Open; errors: string[] }, { services: void }>({
+  // Each lane of playwright.config.ts has its own stack: what its tests do to services and runs, the other lane never sees.
+  services: [
+    async ({}, use) => {
+      const stop = await start();
+      await use();
+      await stop();
+    },
+    { scope: "worker", auto: true, timeout: 2 * LIMIT_MS },
+  ],
   // Errors and refusals of the content security policy in any page fail the test; calls that fail do not.
   errors: async ({ page }, use) => {
     const errors: string[] = [];

@@ -57,7 +57,7 @@ test("two ranks that sum over the service are seen doing it: members, rounds, by
     await expect(shard.getByText(/B$/)).toHaveCount(2);
     for (const title of ["Ratio", "Cosine to the exact gradient", "Time of the exchange"])
       await expect(page.getByRole("img", { name: new RegExp(`^${title}\\.`) })).toBeVisible();
-    await expect(page.getByText("it goes on as it began")).toBeVisible();
+    await expect(page.getByText("it continues as it began")).toBeVisible();
     await expectAccessible(page);
     await picture(page, "exchange-live");
     await cancelled();

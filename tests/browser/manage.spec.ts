@@ -114,14 +114,22 @@ test("the audit log tells who did what, and filters by the address", async ({ op
   const table = page.getByRole("table", { name: "Audit log" });
   await expect(async () => {
     await page.reload();
-    await expect(table.getByRole("row", { name: /RevokeToken/ }).first()).toContainText("permission denied", { timeout: 2_000 });
+    await expect(table.getByRole("row", { name: /Revoke token/ }).first()).toContainText("permission denied", { timeout: 2_000 });
   }).toPass();
-  await expect(table.getByRole("row", { name: /PauseQueue/ }).first()).toContainText("audited lunch");
+  await expect(table.getByRole("row", { name: /Pause queue/ }).first()).toContainText("audited lunch");
   await expectAccessible(page);
   await picture(page, "audit");
   await page.getByLabel("Result").selectOption("errors");
-  await expect(table.getByRole("row", { name: /PauseQueue/ })).toHaveCount(0);
+  await expect(table.getByRole("row", { name: /Pause queue/ })).toHaveCount(0);
   await expect(page).toHaveURL(/result=errors/);
+  await page.getByLabel("Result").selectOption("");
+  // By the plain name; by that of the rpc as well, which is there on hover.
+  for (const typed of ["resume queue", "RolloutService/ResumeQueue"]) {
+    await page.getByLabel("Action").fill(typed);
+    await page.keyboard.press("Enter");
+    await expect(table.getByText("Resume queue").first()).toHaveAttribute("title", "RolloutService/ResumeQueue");
+    await expect(table.getByRole("row", { name: /Pause queue/ })).toHaveCount(0);
+  }
   await page.getByLabel("Action").fill("nothing");
   await page.keyboard.press("Enter");
   await expect(page.getByText("No entry matches.")).toBeVisible();

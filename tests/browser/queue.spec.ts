@@ -91,8 +91,8 @@ test("dead letters are counted by failure, and run again", async ({ open }) => {
     rollouts: [{ project: "projects/default", mode: "ROLLOUT_MODE_TEST", deadlineTime: past, requiredLabels: { gpu: "none" } }],
   });
   const page = await open("projects/default/queue", "client");
-  const dead = page.getByRole("table", { name: "Dead letters by failure" });
-  await expect(dead.getByRole("row")).toHaveCount(2, { timeout: 30_000 });
+  const dead = page.getByRole("table", { name: "Dead letters by failure" }).getByRole("row", { name: /timeout/ });
+  await expect(dead).toBeVisible({ timeout: 30_000 });
   await dead.getByRole("button", { name: /^Run again/ }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Run again" }).click();
   await expect(page.getByText("Dead rollouts wait again")).toBeVisible();

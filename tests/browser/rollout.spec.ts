@@ -20,7 +20,7 @@ test.beforeAll(async () => {
   );
   const { rollouts } = await call(`${STORE}.RolloutService/ListRollouts`, {
     project: "projects/default",
-    filter: "mode = TRAIN AND state = SUCCEEDED AND completion_token_count > 0",
+    filter: 'mode = TRAIN AND state = SUCCEEDED AND completion_token_count > 0 AND input:"Where is order"',
     orderBy: "reward desc",
     pageSize: 1,
   });

@@ -5,6 +5,8 @@ import type { AddressInfo } from "node:net";
 import { text } from "node:stream/consumers";
 import { fileURLToPath } from "node:url";
 
+import type { Locator, Page } from "@playwright/test";
+
 import { call, expect, expectAccessible, picture, stack, test } from "./console";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
@@ -224,16 +226,24 @@ test("a file has tasks and answers if they are chosen, and a command rescores al
   await expectAccessible(page);
 });
 
-test("a model scores all that match; what it refused is scored later, and nothing twice", async ({ open }) => {
+interface Judged {
+  /** Bodies of the calls that are paid for. */
+  asked: string[];
+  /** Waits until a call may be answered. */
+  gate: Promise<void>;
+  /** Whether a call is refused for lack of credit. */
+  refuses: () => boolean;
+}
+
+/** Lends a model `strict` that gives a score of 8. */
+async function withJudge({ asked, gate, refuses }: Judged, use: () => Promise<void>): Promise<void> {
   const ROUTES = "fulmen.llm_proxy.v1.RouteService";
   const BACKENDS = "fulmen.llm_proxy.v1.BackendService";
-  const asked: string[] = [];
-  let refuses = true;
-  // A provider of models that gives a score of 8, and after three calls has no more credit until it is told to go on.
   const provider = createServer((request, response) => {
-    void text(request).then((body) => {
-      const isRefused = refuses && asked.length >= 3;
+    void text(request).then(async (body) => {
+      const isRefused = refuses();
       if (!isRefused) asked.push(body);
+      await gate;
       const content = 'Well. {"reason": "polite", "score": 8}';
       const choices = [{ index: 0, finish_reason: "stop", message: { role: "assistant", content } }];
       response.writeHead(isRefused ? 400 : 200, { "content-type": "application/json" });
@@ -251,13 +261,32 @@ test("a model scores all that match; what it refused is scored later, and nothin
   await call(`${BACKENDS}/RegisterBackend`, { backend: { name: "backends/judge", baseUrl } });
   await call(`${ROUTES}/PutRoute`, { route: { name: "routes/strict", targets: [{ backend: "backends/judge", weight: 1 }] } });
   try {
+    await use();
+  } finally {
+    await call(`${ROUTES}/DeleteRoute`, { name: "routes/strict" });
+    await call(`${BACKENDS}/DeleteBackend`, { name: "backends/judge" });
+    provider.close();
+  }
+}
+
+/** Begins to score what a filter matches, from a page of rollouts; returns the dialog. */
+async function scoring(page: Page, dimension: string): Promise<Locator> {
+  await page.getByRole("button", { name: "Rescore…" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByLabel("Model").fill("strict");
+  await dialog.getByLabel("Dimension").fill(dimension);
+  await dialog.getByLabel("What is asked").fill("Is it polite?");
+  await dialog.getByRole("button", { name: "Score", exact: true }).click();
+  return dialog;
+}
+
+test("a model scores all that match; what it refused is scored later, and nothing twice", async ({ open }) => {
+  const asked: string[] = [];
+  let refuses = true;
+  // After three calls there is no more credit until it is said that there is.
+  await withJudge({ asked, gate: Promise.resolve(), refuses: () => refuses && asked.length >= 3 }, async () => {
     const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent('task_type = "refund"')}`);
-    await page.getByRole("button", { name: "Rescore…" }).click();
-    const dialog = page.getByRole("dialog");
-    await dialog.getByLabel("Model").fill("strict");
-    await dialog.getByLabel("Dimension").fill("polite");
-    await dialog.getByLabel("What is asked").fill("Is it polite?");
-    await dialog.getByRole("button", { name: "Score", exact: true }).click();
+    const dialog = await scoring(page, "polite");
     await expect(dialog.getByRole("alert")).toContainText("no more credit");
     await expect(dialog.getByRole("status")).toContainText("3 scored, of 8, then stopped.");
     refuses = false;
@@ -274,11 +303,28 @@ test("a model scores all that match; what it refused is scored later, and nothin
     await dialog.getByRole("link", { name: /Compare these scores/ }).click();
     await expect(page.getByRole("heading", { level: 1, name: "Data sets and labels" })).toBeVisible();
     await expect(page.getByText("Ann (client)").first()).toBeVisible();
-  } finally {
-    await call(`${ROUTES}/DeleteRoute`, { name: "routes/strict" });
-    await call(`${BACKENDS}/DeleteBackend`, { name: "backends/judge" });
-    provider.close();
-  }
+  });
+});
+
+test("of two tabs that score the same at the same moment one pays for each score, and the other finds it", async ({ open }) => {
+  const asked: string[] = [];
+  let answer = () => {};
+  const gate = new Promise<void>((resolve) => (answer = resolve));
+  await withJudge({ asked, gate, refuses: () => false }, async () => {
+    const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent("reward < 0")}`);
+    const tab = await page.context().newPage();
+    await tab.goto(page.url());
+    const dialog = await scoring(page, "kind");
+    await expect.poll(() => asked.length).toBe(1);
+    const other = await scoring(tab, "kind");
+    // It waits for the first one, or has asked as well.
+    const waiting = () => tab.evaluate(async () => (await navigator.locks.query()).pending?.length ?? 0);
+    await expect.poll(async () => asked.length - 1 + (await waiting())).toBe(1);
+    answer();
+    await expect(dialog.getByRole("status")).toContainText("1 scored, of 1.");
+    await expect(other.getByRole("status")).toContainText("0 scored, 1 before, of 1.");
+    expect(asked).toHaveLength(1);
+  });
 });
 
 test("all that match are cancelled, retried and deleted, and the page says how many before", async ({ open }) => {

@@ -80,7 +80,9 @@ test("a reader sees what a run measured, and may change nothing", async ({ open 
   const page = await open(name, "reader");
   for (const title of ["Reward", "Validation", "Loss", "Entropy", "Staleness", "Engine mismatch", "Tokens of a rollout"])
     await expect(page.getByRole("img", { name: new RegExp(`^${title}\\.`) })).toBeVisible();
-  await expect(page.getByRole("img", { name: /Groups of the last \d+ steps: .* trained on/ })).toBeVisible();
+  await expect(page.getByRole("img", { name: /Groups of the last \d+ steps: .* trained on, .* equal rewards/ })).toBeVisible();
+  await page.getByLabel("Also").selectOption({ label: "tokens trained on" });
+  await expect(page.getByRole("img", { name: /^tokens trained on\./ })).toBeVisible();
   await expect(page.getByRole("img", { name: /Rewards of the last \d+ steps/ })).toBeVisible();
   await expect(page.getByRole("region", { name: "Where the time went" }).getByText("training")).toBeVisible();
   await expect(page.getByRole("table", { name: "All notices" })).toBeVisible();

@@ -1,15 +1,18 @@
-// Starts the real services before the tests, and stops them after. FULMEN_BROWSER_STACK, a line as tests/support/browser_stack.py
-// prints it, names a stack that runs already.
+// The real services, started before the tests of a lane and stopped after them. FULMEN_BROWSER_STACK, a line as
+// tests/support/browser_stack.py prints it, names a stack that runs already.
 
 import { spawn } from "node:child_process";
 import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
-const LIMIT_MS = 180_000;
 
-export default async function start(): Promise<(() => Promise<void>) | void> {
-  if (process.env.FULMEN_BROWSER_STACK) return;
+/** Longest start or stop. */
+export const LIMIT_MS = 180_000;
+
+/** Starts a stack, which `stack()` tells of from then on; returns what stops it. */
+export async function start(): Promise<() => Promise<void>> {
+  if (process.env.FULMEN_BROWSER_STACK) return async () => {};
   const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;
   const stack = spawn(python, ["-m", "tests.support.browser_stack"], { cwd: ROOT, stdio: ["pipe", "pipe", "inherit"] });
   const ended = new Promise<void>((resolve) => stack.once("exit", () => resolve()));

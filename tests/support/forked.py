@@ -30,8 +30,9 @@ from typing import Any
 __all__ = ["ENVIRONMENT", "OF_THE_INTERPRETER", "install", "started_as_usual"]
 
 MODULES = ("fulmen_store", "fulmen_runner", "fulmen_llm_proxy", "fulmen_algorithm", "fulmen_cli")
-ALSO_IMPORTED = {"fulmen_cli": ("fulmen_cli.main", "pydantic.main")}
-"""What a program imports later, depending on its arguments: of the command line every command, which takes longer than they do."""
+ALSO_IMPORTED = {"fulmen_cli": ("fulmen_cli.main", "pydantic.main"), "fulmen_llm_proxy": ("fulmen_llm_proxy.app",)}
+"""What a program imports later, depending on its arguments and settings: of the command line every command, which takes longer than
+they do; of the proxy what its supervisor of workers does not need."""
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LANG", "LC_", "TZ")
 """Beginnings of variables that are read when Python or a library starts."""
 FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"

@@ -25,7 +25,10 @@ def test_published_results_name_no_absolute_python_file() -> None:
     ("cell", "said"),
     [
         ({"run_ended": False, "holds": False, "within_limit": True}, "the run did not end"),
-        ({"run_ended": True, "holds": True, "within_limit": False}, "work did not go on within 30 s after the fault"),
+        (
+            {"run_ended": True, "holds": True, "within_limit": False},
+            "work did not continue within 30 s after the fault",
+        ),
         (
             {
                 "run_ended": True,

@@ -1,7 +1,7 @@
 """Settings are strict, and never show a secret."""
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fulmen.errors import SettingsInvalid
 from fulmen_service_kit.settings import KeyHolderSettings, settings_config
@@ -40,6 +40,44 @@ def test_dev_mode_needs_a_loopback_host(monkeypatch: pytest.MonkeyPatch) -> None
 
     with pytest.raises(SettingsInvalid, match="loopback"):
         SampleSettings.from_environment()
+
+
+class ListedSettings(SampleSettings):
+    prices: dict[str, float] = Field(default_factory=dict)
+    hosts: list[str] = Field(default_factory=list)
+    level: float | None = None
+
+
+def test_dicts_and_lists_are_json_and_all_else_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_SIGNING_KEY", "7" * 40)
+    monkeypatch.setenv("FULMEN_SAMPLE_PRICES", '{"a": 1.5}')
+    monkeypatch.setenv("FULMEN_SAMPLE_HOSTS", '["b", "c"]')
+    monkeypatch.setenv("FULMEN_SAMPLE_LEVEL", "0.5")
+    monkeypatch.setenv("FULMEN_SAMPLE_PORT", "7101")
+
+    settings = ListedSettings.from_environment()
+
+    assert (settings.prices, settings.hosts, settings.level, settings.port) == ({"a": 1.5}, ["b", "c"], 0.5, 7101)
+    assert settings.signing_key.get_secret_value() == "7" * 40
+
+
+def test_what_is_no_json_is_named_together_with_all_other_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_SIGNING_KEY", "7" * 40)
+    monkeypatch.setenv("FULMEN_SAMPLE_PRICES", "a=1.5")
+    monkeypatch.setenv("FULMEN_SAMPLE_HOSTS", "[" * 100_000)
+    monkeypatch.setenv("FULMEN_SAMPLE_PORT", "seven")
+
+    with pytest.raises(SettingsInvalid) as caught:
+        ListedSettings.from_environment()
+
+    fields = {v.field for v in caught.value.violations}
+    assert fields == {"FULMEN_SAMPLE_PRICES", "FULMEN_SAMPLE_HOSTS", "FULMEN_SAMPLE_PORT"}
+
+
+def test_the_environment_is_read_when_it_is_asked_for_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULMEN_SAMPLE_PORT", "7101")
+
+    assert SampleSettings(signing_key="k" * 40).port == 0
 
 
 def test_the_resolved_settings_mask_secrets() -> None:

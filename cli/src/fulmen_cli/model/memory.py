@@ -6,12 +6,13 @@ All tensors that grow with the model or the batch are counted. What a library ke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from fulmen_cli.model.shape import ModelShape
 
 __all__ = [
     "EnginePlan",
+    "OptimizerKind",
     "Part",
     "TrainingPlan",
     "activation_bytes_per_token",
@@ -21,14 +22,12 @@ __all__ = [
     "training_parts",
 ]
 
+OptimizerKind = Literal["adamw", "muon", "sgd"]
+"""What the trainer offers (`UpdateRule` of the algorithm service, which need not be installed here)."""
+
 FLOAT32: Final = 4
 BFLOAT16: Final = 2
 LOGITS_AT_ONCE: Final = 2**25
-_MOMENTS: Final = {
-    "adamw": "8 bytes per trained",
-    "muon": "4 bytes per trained, 8 of tables of tokens",
-    "sgd": "none without momentum",
-}
 LIBRARY_BYTES: Final = 2**30
 """Allowance for one process: the context of CUDA, kernels, and the allocator's rounding."""
 
@@ -52,7 +51,8 @@ class TrainingPlan:
         batch_tokens: Positions of a micro-batch, `token_budget`.
         trained_share: Share of the positions whose log-probabilities are computed.
         checkpointing: Whether `gradient_checkpointing` is on.
-        optimizer: `adamw`, `muon` or `sgd`.
+        optimizer: The update rule.
+        momentum: Momentum of SGD; 0 for none.
         reference: Whether a second copy of the weights is held for a KL penalty.
         critic: Whether a critic is trained on the same GPUs.
         tensor: GPUs of these that compute the same rows together, each with a part of the matrices.
@@ -64,7 +64,8 @@ class TrainingPlan:
     batch_tokens: int = 8192
     trained_share: float = 1.0
     checkpointing: bool = False
-    optimizer: str = "adamw"
+    optimizer: OptimizerKind = "adamw"
+    momentum: float = 0.0
     reference: bool = False
     critic: bool = False
     tensor: int = 1
@@ -106,11 +107,10 @@ def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
     adapters = (shape.adapter_parameters(plan.lora_rank) if plan.lora_rank else 0) // plan.gpus
     whole = plan.held(shape)
     trained = adapters or whole
-    moments = _moments(shape, plan, trained)
     parts = [
         Part(name="weights", size_bytes=FLOAT32 * (whole + adapters), reason="4 bytes per parameter"),
         Part(name="gradients", size_bytes=FLOAT32 * trained, reason="4 bytes per trained parameter"),
-        Part(name="optimiser", size_bytes=moments, reason=_MOMENTS[plan.optimizer]),
+        _moments(shape, plan, trained),
         Part(name="working copy", size_bytes=_working_copy(shape, plan), reason="weights in bf16 during a pass"),
         Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.batch_tokens} positions"),
         Part(
@@ -202,13 +202,17 @@ def logits_bytes(shape: ModelShape, plan: TrainingPlan) -> int:
     return (min(numbers, LOGITS_AT_ONCE) if plan.plain_head else numbers) * 2 * (BFLOAT16 + FLOAT32)
 
 
-def _moments(shape: ModelShape, plan: TrainingPlan, trained: int) -> int:
-    """Returns the bytes of what the optimiser keeps of the trained parameters."""
+def _moments(shape: ModelShape, plan: TrainingPlan, trained: int) -> Part:
+    """Returns what the optimiser keeps of the trained parameters (`training/optimizers.py` of the algorithm service)."""
     match plan.optimizer:
+        case "sgd" if plan.momentum:
+            size_bytes, reason = FLOAT32 * trained, "4 bytes per trained"
         case "sgd":
-            return 0
+            size_bytes, reason = 0, "none without momentum"
         case "muon":
-            # One momentum of matrices; tables of tokens are trained by AdamW (`training/optimizers.py`).
-            tables = min(shape.vocabulary * shape.hidden * (1 if shape.tied else 2), trained)
-            return FLOAT32 * (trained + tables)
-    return 2 * FLOAT32 * trained
+            # One momentum; what is no matrix of a layer is trained by AdamW. Muon trains whole models on one GPU alone.
+            size_bytes = FLOAT32 * (2 * trained - shape.matrix_parameters)
+            reason = "4 bytes per number of layers' matrices, 8 of others"
+        case _:
+            size_bytes, reason = 2 * FLOAT32 * trained, "8 bytes per trained"
+    return Part(name="optimiser", size_bytes=size_bytes, reason=reason)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
 from fulmen_cli.command import Output, OutputOption
 from fulmen_cli.exits import CommandFailed, Exit
-from fulmen_cli.model.memory import EnginePlan, Part, TrainingPlan, engine_parts, total_bytes, training_parts
+from fulmen_cli.model.memory import (
+    EnginePlan,
+    OptimizerKind,
+    Part,
+    TrainingPlan,
+    engine_parts,
+    total_bytes,
+    training_parts,
+)
 from fulmen_cli.model.shape import ModelShape
 from fulmen_cli.model.sources import model_shape
 from fulmen_cli.output import console, print_json
@@ -57,7 +65,9 @@ class PlanOptions:
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Recompute activations in the backward pass.")
     ] = False
-    optimizer: Annotated[Literal["adamw", "sgd"], typer.Option(help="Optimiser.")] = "adamw"
+    optimizer: Annotated[OptimizerKind, typer.Option(help="Optimiser; `muon` trains all weights, on one GPU.")] = (
+        "adamw"
+    )
     reference: Annotated[bool, typer.Option("--reference", help="With a KL penalty: a second copy of the weights.")] = (
         False
     )
@@ -110,9 +120,8 @@ def plan(
 
         fulmen model plan hidden_size=2560,num_hidden_layers=36,num_attention_heads=32,vocab_size=151936 --gpus 4
     """
-    if options.tensor_parallel > options.gpus:
-        text = f"--tensor-parallel {options.tensor_parallel} needs as many GPUs: --gpus {options.tensor_parallel}."
-        raise CommandFailed(text, exit_code=Exit.USAGE)
+    if problems := _problems(options):
+        raise CommandFailed("\n".join(problems), exit_code=Exit.USAGE)
     shape = model_shape(model)
     if shape.longest and options.max_model_len > shape.longest:
         text = f"--max-model-len {options.max_model_len} is more than the {shape.longest} tokens that {model} knows."
@@ -125,14 +134,27 @@ def plan(
         _print(shape, options, parts, fits)
 
 
+def _problems(options: PlanOptions) -> list[str]:
+    """Returns what no training is; of Muon as the trainer's settings say it."""
+    problems, split = [], options.tensor_parallel
+    if split > options.gpus:
+        problems.append(f"--tensor-parallel {split} needs as many GPUs: --gpus {split}.")
+    if options.optimizer == "muon" and options.gpus > 1:
+        problems.append("--optimizer muon needs whole matrices: --gpus 1.")
+    if options.optimizer == "muon" and options.lora_rank:
+        problems.append("--optimizer muon needs all weights to be trained: --lora-rank 0.")
+    return problems
+
+
 def _parts(shape: ModelShape, options: PlanOptions) -> list[Part]:
     """Returns the memory of the GPU that holds most: a rank of the trainer, and a part of the engine."""
     return training_parts(shape, options.training) + (engine_parts(shape, options.serving) if options.engine else [])
 
 
 def _fewest(shape: ModelShape, options: PlanOptions, card: Card) -> int:
-    """Returns the fewest GPUs of a kind on which it fits, the engine split over all of them; 0 if not on eight."""
-    for gpus in (options.gpus, *(count for count in GPU_COUNTS if count > options.gpus)):
+    """Returns the fewest GPUs of a kind on which it fits, the engine split over all of them; 0 if on none of these counts."""
+    more = () if options.optimizer == "muon" else GPU_COUNTS
+    for gpus in (options.gpus, *(count for count in more if count > options.gpus)):
         split = max(options.tensor_parallel, gpus if gpus > options.gpus else 1)
         if total_bytes(_parts(shape, replace(options, gpus=gpus, tensor_parallel=split))) <= _usable(card):
             return gpus
@@ -198,7 +220,7 @@ def _advice(options: PlanOptions, fits: dict[str, int]) -> str:
         return ""
     ways = [
         *(() if options.gradient_checkpointing else ("--gradient-checkpointing",)),
-        *(() if options.lora_rank else ("--lora-rank 16",)),
+        *(() if options.lora_rank or options.optimizer == "muon" else ("--lora-rank 16",)),
         f"--token-budget {max(1, options.token_budget // 2)}",
     ]
     return f"Smaller: {', '.join(ways)}."

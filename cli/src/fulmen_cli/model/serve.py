@@ -137,7 +137,7 @@ async def _serving(client: Services, run: pb.TrainingRun, policy: str, number: i
             return
         if time.monotonic() > deadline_s:
             raise CommandFailed(
-                f"{policy} does not answer yet ({short_name(run.name)}: {problem}). The run goes on; end it with "
+                f"{policy} does not answer yet ({short_name(run.name)}: {problem}). The run continues; end it with "
                 f"`fulmen model serve {policy} --stop`."
             )
         await asyncio.sleep(POLL_S)

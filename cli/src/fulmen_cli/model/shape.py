@@ -132,6 +132,12 @@ class ModelShape:
         return self.layers * (_products(self.attention_matrices) + self.blocks * _products(self.inner_matrices))
 
     @property
+    def matrix_parameters(self) -> int:
+        """Parameters of the matrices of layers, routers included. Experts are none: the library stacks them."""
+        inner = _products(self.inner_matrices) * (self.shared_experts if self.experts else 1)
+        return self.layers * (_products(self.attention_matrices) + inner + self.hidden * self.experts)
+
+    @property
     def parameters(self) -> int:
         """Parameters of the model."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)

@@ -221,7 +221,7 @@ async def pause(
 ) -> None:
     """Pauses a project's queue, by default that of the token's project: its rollouts are not handed to runners.
 
-    Rollouts that run go on, and new ones are created. `fulmen queue` and `fulmen status` show the pause.
+    Rollouts that run continue, and new ones are created. `fulmen queue` and `fulmen status` show the pause.
 
     Examples:
 

@@ -49,7 +49,7 @@ async def sweep(
     Checks every trial first: if there are problems, all of them are reported and nothing is created.
 
     All that a sweep knows is in its runs. Whether the command is killed, the machine restarts or Ctrl-C detaches it: the
-    runs that exist go on, and the same command finds them by their names and continues with those that are missing. It
+    runs that exist continue, and the same command finds them by their names and continues with those that are missing. It
     refuses to continue with other settings, data or another agent; give the sweep another name then.
 
     Examples:

@@ -218,6 +218,7 @@ def _of_stage(settings: Any, shape: ModelShape | None, unknown: str, config: Map
         batch_tokens=settings.token_budget,
         checkpointing=settings.gradient_checkpointing,
         optimizer=settings.optimizer.kind,
+        momentum=getattr(settings.optimizer, "momentum", 0.0),
         reference=settings.uses_reference and "reference" not in parallel.beside,
         critic=settings.critic_plan is not None and "critic" not in parallel.beside,
         tensor=parallel.tensor,

@@ -9,11 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_origin
 
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from fulmen.errors import SettingsInvalid, Violation
 from fulmen.rpc.tls import TlsFiles
@@ -22,10 +20,38 @@ from fulmen_service_kit.rpc.message_sizes import MAX_SENT_BYTES
 from fulmen_service_kit.security.secret import MIN_KEY_BYTES, Secret, SigningKeys, problem_of, split_keys, text_of
 
 
-class ServiceSettings(BaseSettings):
-    """Settings shared by all services. A subclass sets `env_prefix` with `settings_config(prefix)`."""
+class SettingsConfig(ConfigDict, total=False):
+    """Configuration of a settings class; `env_prefix` begins the names of its environment variables."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    env_prefix: str
+
+
+class EnvironmentSettings(BaseModel):
+    """Settings that may be read from the environment, where dicts and lists are JSON."""
+
+    # Built when it first checks values, which the classes that others extend never do.
+    model_config = SettingsConfig(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+
+    @classmethod
+    def environment_values(cls) -> dict[str, Any]:
+        """Returns what the environment holds, by the names of fields, unchecked."""
+        prefix = str(cls.model_config.get("env_prefix", "")).upper()
+        given = {name.upper(): value for name, value in os.environ.items()}
+        texts = {name: given.get(f"{prefix}{name.upper()}") for name in cls.model_fields}
+        return {name: cls._decoded(name, text) for name, text in texts.items() if text is not None}
+
+    @classmethod
+    def _decoded(cls, name: str, text: str) -> Any:
+        if get_origin(cls.model_fields[name].annotation) not in {dict, list}:
+            return text
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text  # the check of its type names it together with all other problems
+
+
+class ServiceSettings(EnvironmentSettings):
+    """Settings shared by all services. A subclass sets `env_prefix` with `settings_config(prefix)`."""
 
     service_name: ClassVar[str]
     max_sent_bytes: ClassVar[int] = MAX_SENT_BYTES
@@ -135,18 +161,6 @@ class ServiceSettings(BaseSettings):
         return self
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Reads the environment as `_Environment` does."""
-        return init_settings, _Environment(settings_cls)
-
-    @classmethod
     def from_environment(cls) -> Self:
         """Reads the settings from the environment.
 
@@ -163,7 +177,7 @@ class ServiceSettings(BaseSettings):
         ]
         secret_files, values = _read_secrets(cls, files, prefix, violations)
         try:
-            settings = cls(**values)
+            settings = cls(**(cls.environment_values() | values))
         except ValidationError as error:
             # Without the input, which may be a secret.
             violations += [
@@ -263,20 +277,10 @@ class KeyHolderSettings(ServiceSettings):
         return SigningKeys(self.secret("signing_key"))
 
 
-class _Environment(EnvSettingsSource):
-    """Leaves a value that is not JSON to the check of its type, which names it together with all other problems."""
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        try:
-            return super().decode_complex_value(field_name, field, value)
-        except (ValueError, RecursionError):
-            return value
-
-
-def settings_config(prefix: str) -> SettingsConfigDict:
+def settings_config(prefix: str) -> SettingsConfig:
     """Returns the configuration of a settings class with a variable prefix such as `FULMEN_STORE_`."""
     # An error that showed its input would show secrets.
-    return SettingsConfigDict(env_prefix=prefix, frozen=True, extra="forbid", hide_input_in_errors=True)
+    return SettingsConfig(env_prefix=prefix, hide_input_in_errors=True)
 
 
 def is_loopback(host: str) -> bool:

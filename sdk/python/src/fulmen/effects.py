@@ -1,6 +1,6 @@
 """`fulmen.effect`: side effects that happen once per rollout, whatever happens to its runners.
 
-A lost attempt goes on elsewhere, and repeats what its code does: `docs/fleets.md`. An effect is declared at the LLM proxy
+A lost attempt continues elsewhere, and repeats what its code does: `docs/fleets.md`. An effect is declared at the LLM proxy
 before it is done, and its result afterwards; an attempt that comes to it again gets the result.
 
 Imports only the standard library: agents with Pythons of their own use it, too.
@@ -38,7 +38,7 @@ class EffectFailed(RuntimeError):
 
 
 class EffectUnknown(RuntimeError):
-    """The effect was begun before, and nobody knows whether it was done. Ask the system that it changes, then go on."""
+    """The effect was begun before, and nobody knows whether it was done. Ask the system that it changes, then continue."""
 
 
 @overload

@@ -169,7 +169,7 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     exchange_folder: Path | None = Field(
         default=None,
-        description="Folder of the sums that a restart, or a spare of a run's exchange, goes on from; none: `exchange` in the"
+        description="Folder of the sums that a restart, or a spare of a run's exchange, continues from; none: `exchange` in the"
         " state folder. Services that are spares of each other mount one folder here.",
     )
     exchange_max_shards: int = Field(

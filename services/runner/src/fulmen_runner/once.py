@@ -221,7 +221,7 @@ def _assignment(data: bytes, content_type: str, stage: Stage) -> Assignment:
 
 
 def _settings(stage: Stage) -> RunnerSettings:
-    values: Mapping[str, object] = {
+    values: dict[str, object] = {
         "dev_mode": True,
         # The user's own code, on the user's own machine.
         "isolation": "trusted",
@@ -231,4 +231,5 @@ def _settings(stage: Stage) -> RunnerSettings:
         "token": "check",
         "flush_s": FLUSH_S,
     }
-    return RunnerSettings.model_validate(values)
+    # What the environment sets beside these holds here as in a runner: where packages come from, for example.
+    return RunnerSettings.model_validate(RunnerSettings.environment_values() | values)

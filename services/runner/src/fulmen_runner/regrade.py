@@ -252,7 +252,7 @@ def _assignment(stored: Stored, bench: Bench) -> Assignment:
 
 
 def _settings(bench: Bench, otlp_url: str) -> RunnerSettings:
-    values: Mapping[str, object] = {
+    values: dict[str, object] = {
         "dev_mode": True,
         # The user's own code, on the user's own machine.
         "isolation": "trusted",
@@ -263,7 +263,8 @@ def _settings(bench: Bench, otlp_url: str) -> RunnerSettings:
         "token": bench.key,
         "flush_s": _FLUSH_S,
     }
-    return RunnerSettings.model_validate(values)
+    # What the environment sets beside these holds here as in a runner: where packages come from, for example.
+    return RunnerSettings.model_validate(RunnerSettings.environment_values() | values)
 
 
 def _as_dict(reward: Reward) -> dict[str, Any]:

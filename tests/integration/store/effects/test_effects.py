@@ -14,10 +14,11 @@ import fulmen
 from fulmen import EffectFailed, EffectUnknown, effect
 from fulmen.agent import Context, entered
 from fulmen.errors import ArgumentInvalid, AttemptOver, PermissionDenied
-from fulmen.ids import parse_runner_name
+from fulmen.ids import parse_attempt_name, parse_runner_name
 from fulmen.store.v1 import effect_service_pb2 as pb
 from fulmen.store.v1 import lease_pb2, rollout_pb2, rollout_selection_pb2
 from fulmen_service_kit.security.tokens import Role
+from fulmen_store.transport.effect_service import MAX_EFFECTS
 from tests.support.llm_proxy.harness import RunningProxy, running_proxy
 from tests.support.store.running import SIGNING_KEY, Runner, StoreHandle, Stubs, create
 
@@ -192,6 +193,38 @@ async def test_malformed_effects_are_refused(stubs: Stubs, proxy: RunningProxy) 
         f"{proxy.url}/effects", json={"name": "book", "token": TOKEN}, headers=headers
     ) as answer:
         assert answer.status == 403
+
+
+async def test_effects_that_begin_at_the_same_moment_do_not_pass_the_limit_of_a_rollout(
+    stubs: Stubs, database_url: str
+) -> None:
+    _, assignment = await begun(stubs)
+    rollout_id = parse_attempt_name(assignment.attempt).rollout_id
+    add = "insert into effect (rollout_id, name, key, attempt, token) select $1, 'book', n::text, 1, $2 from "
+    connection, holder = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    await connection.execute(f"{add} generate_series(1, $3) n", rollout_id, TOKEN, MAX_EFFECTS - 1)
+    # Both are held where each has seen room for one more, for as long as this transaction has rows of their names.
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute(f"{add} unnest($3::text[]) n", rollout_id, TOKEN, ["one", "other"])
+    base = {"attempt": assignment.attempt, "name": "book", "token": TOKEN}
+    requests = [pb.BeginEffectRequest(**base, key=key) for key in ("one", "other")]
+    calls = [asyncio.ensure_future(stubs.effects.BeginEffect(request)) for request in requests]
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    async with asyncio.timeout(60):
+        while await connection.fetchval(waiting) < len(calls):  # noqa: ASYNC110  # of a server
+            await asyncio.sleep(0.01)
+    await transaction.rollback()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    count = await connection.fetchval("select count(*) from effect where rollout_id = $1", rollout_id)
+    await connection.close()
+    await holder.close()
+    assert count == MAX_EFFECTS
+    (refused,) = (each for each in found if isinstance(each, ArgumentInvalid))
+    assert f"the rollout has {MAX_EFFECTS} effects" in str(refused)
+    # What was begun is found, whatever the number.
+    again = await stubs.effects.BeginEffect(requests[found.index(refused) - 1])
+    assert again.effect.state == pb.EFFECT_STATE_BEGUN
 
 
 async def test_effects_are_the_proxys_alone_and_go_with_the_rollout(

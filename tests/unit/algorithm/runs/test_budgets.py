@@ -8,7 +8,7 @@ from fulmen_algorithm.runs.run import RunState
 from tests.support.algorithm.model_services import World
 from tests.support.algorithm.run_service import Service, created, follow, until
 
-WHY = "The budget of $5.00 of run/small in projects/default is used up: $5.01 are spent. To go on: `fulmen project update`."
+WHY = "The budget of $5.00 of run/small in projects/default is used up: $5.01 are spent. To continue: `fulmen project update`."
 
 
 async def test_a_run_is_paused_when_its_rollouts_are_refused_and_succeeds_after_it_is_resumed(

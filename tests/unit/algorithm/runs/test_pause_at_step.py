@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 from fulmen.errors import ArgumentInvalid
+from fulmen_algorithm.runs.creation.rules import RunDraft
 from fulmen_algorithm.runs.run import RunState, TrainingRun
-from tests.support.algorithm.run_service import WAIT_S, Service, created, until, with_settings
+from tests.support.algorithm.model_services import Crashes, World
+from tests.support.algorithm.run_service import (
+    WAIT_S,
+    Service,
+    created,
+    made_world,
+    service_at,
+    until,
+    with_settings,
+    working,
+)
 
 LOSSES = ("loss", "learning_rate", "grad_norm")
 
@@ -80,6 +91,67 @@ async def test_a_run_with_rollouts_validates_at_its_rest_and_uses_each_group_onc
     done = await service.finish(run)
     assert (done.state, done.step, done.pause_at_step) == (RunState.SUCCEEDED, 4, 0)
     assert sorted(set(steps_of(service, run))) == [1, 2, 3, 4]
+
+
+async def drained(folder: Path, world: World, draft: RunDraft, call: int) -> tuple[Service, TrainingRun, bool]:
+    """Starts a run again whose service was drained at a call of its ports; also returns whether it came so far."""
+    world.reward_of = lambda name: version_of(world.served.name) + float(name.endswith(".0"))
+    world.crashes = Crashes(at_call=call)
+    run = await created(draft, world)
+    async with working(service_at(folder, world)) as service:
+        service.runs.add(run)
+        ended = [
+            asyncio.create_task(until(service, run.name, state)) for state in (RunState.PAUSED, RunState.SUCCEEDED)
+        ]
+        came = asyncio.create_task(world.crashes.killed.wait())
+        await asyncio.wait({*ended, came}, return_when=asyncio.FIRST_COMPLETED)
+        was_drained = came.done()
+        await service.worker.drain()
+        for task in (*ended, came):
+            task.cancel()
+        await asyncio.gather(*ended, came, return_exceptions=True)
+    world.crashes = Crashes()
+    return service_at(folder, world), run, was_drained
+
+
+def version_of(name: str) -> int:
+    return int(name.rpartition("/")[2])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rejection"])
+async def test_a_run_that_is_drained_before_it_rests_rests_at_its_step_with_the_metric_of_it(
+    tmp_path: Path, grpo_draft: RunDraft, algorithm: str
+) -> None:
+    unknown = {"max_staleness": None} if algorithm == "rejection" else {}
+    draft = with_settings(grpo_draft, algorithm=algorithm, steps=4, validate_every=1, **unknown)
+    draft = replace(draft, pause_at_step=2)
+    was_drained, call = True, 0
+    while was_drained:
+        call += 1
+        service, run, was_drained = await drained(tmp_path / str(call), made_world(), draft, call)
+        async with working(service):
+            rested = await until(service, run.name, RunState.PAUSED)
+        # A rollout of a validation has the reward of the version that it measures, and one more.
+        measured = {name: rested.results[name] - 1 for name in ("validation_accuracy", "validation_accuracy_after")}
+        assert (call, rested.step) == (call, 2)
+        assert set(measured.values()) == {version_of(rested.policy_version)}, (call, measured)
+    assert call > 15
+
+
+async def test_a_run_that_is_drained_at_its_end_ends_with_the_loss_of_its_last_step(
+    tmp_path: Path, sft_draft: RunDraft
+) -> None:
+    inputs = {**sft_draft.inputs, "validation_demonstrations": sft_draft.inputs["demonstrations"]}
+    draft = replace(with_settings(sft_draft, steps=3, report_every=100), inputs=inputs)
+    found, was_drained, call = set(), True, 0
+    while was_drained:
+        call += 1
+        service, run, was_drained = await drained(tmp_path / str(call), made_world(), draft, call)
+        async with working(service):
+            done = await service.finish(run)
+        found.add((done.step, done.results.get("validation_loss"), done.policy_version))
+    assert call > 1
+    assert len(found) == 1, found
 
 
 async def test_a_rest_at_or_after_the_last_step_is_none(service, world, sft_draft):

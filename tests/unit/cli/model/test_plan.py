@@ -6,7 +6,7 @@ import json
 import shutil
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,10 +14,13 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fulmen.train_toml.train import load_train_config
+from fulmen_algorithm.training.optimizers import make_optimizer
+from fulmen_algorithm.training.settings import AdamW, Muon, OptimizerSettings, Sgd, UpdateRule
 from fulmen_cli.exits import Exit
 from fulmen_cli.main import app
 from fulmen_cli.model.memory import (
     EnginePlan,
+    OptimizerKind,
     TrainingPlan,
     activation_bytes_per_token,
     engine_parts,
@@ -148,6 +151,35 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
     assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
 
 
+RULES = [AdamW(), AdamW(fused=True), Muon(), Muon(momentum=0), Sgd(), Sgd(momentum=0.9)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+        ("qwen2", {"tie_word_embeddings": False}),
+        ("qwen3_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 16}),
+    ],
+)
+def test_the_optimiser_keeps_what_is_counted(kind: str, changed: dict[str, Any], rule: AdamW | Muon | Sgd) -> None:
+    config = made(kind, **changed)
+    model = AutoModelForCausalLM.from_config(config)
+    optimizer = make_optimizer(model, OptimizerSettings(learning_rate=1e-3, rule=rule))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    # But for the numbers of steps, one of each weight.
+    kept = sum(tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step")
+    plan = TrainingPlan(optimizer=rule.kind, momentum=getattr(rule, "momentum", 0))
+    assert sizes(plan, config.to_dict())["optimiser"] == kept
+
+
+def test_the_optimisers_that_are_counted_are_all() -> None:
+    assert {type(rule) for rule in RULES} == {*get_args(get_args(UpdateRule)[0])}
+
+
 def test_split_matrices_are_divided_and_the_rest_is_whole_on_each_gpu() -> None:
     shape = ModelShape.read(QWEN3_0_6B)
     embeddings_and_norms = 151_936 * 1024 + 28 * (2 * 1024 + 2 * 128) + 1024
@@ -212,6 +244,43 @@ def test_sizes_may_be_given_instead_of_a_model() -> None:
     given = ",".join(f"{name}={json.dumps(value)}" for name, value in SMALL.items())
     done = runner.invoke(app, ["model", "plan", given, "--max-model-len", "256", "-o", "json"])
     assert json.loads(done.output)["parameters"] == ModelShape.read(SMALL).parameters
+
+
+NUMBERS = {name: value for name, value in QWEN3_0_6B.items() if name != "model_type"}
+SIZES = ",".join(f"{name}={json.dumps(value)}" for name, value in NUMBERS.items())
+
+
+@pytest.mark.parametrize("rule", get_args(get_args(UpdateRule)[0]), ids=lambda rule: rule.__name__)
+def test_every_optimiser_of_the_trainer_can_be_planned(rule: type[AdamW | Muon | Sgd]) -> None:
+    kind = rule().kind
+    done = runner.invoke(app, ["model", "plan", SIZES, "--optimizer", kind, "-o", "json"])
+    assert done.exit_code == 0, done.output
+    parts = {part["name"]: part["size_bytes"] for part in json.loads(done.output)["parts"]}
+    assert parts["optimiser"] == sizes(TrainingPlan(optimizer=kind), NUMBERS)["optimiser"]
+
+
+def test_the_optimisers_that_can_be_planned_are_those_of_the_trainer() -> None:
+    assert set(get_args(OptimizerKind)) == {rule().kind for rule in get_args(get_args(UpdateRule)[0])}
+
+
+def test_muon_is_planned_on_one_gpu_or_not_at_all_for_it_needs_whole_matrices() -> None:
+    large = SIZES.replace("hidden_size=1024", "hidden_size=8192")
+    counts = {}
+    for kind in ("adamw", "muon"):
+        done = runner.invoke(app, ["model", "plan", large, "--optimizer", kind, "-o", "json"])
+        counts[kind] = {card["gpus"] for card in json.loads(done.output)["cards"]}
+    assert counts["muon"] == {0, 1}
+    assert max(counts["adamw"]) > 1
+    shown = runner.invoke(app, ["model", "plan", large, "--optimizer", "muon"]).output
+    assert "Smaller: --gradient-checkpointing, --token-budget 4096." in shown
+
+
+def test_what_muon_cannot_train_is_refused_with_every_problem() -> None:
+    arguments = ["--optimizer", "muon", "--gpus", "2", "--lora-rank", "16", "--tensor-parallel", "4"]
+    done = runner.invoke(app, ["model", "plan", SIZES, *arguments])
+    assert done.exit_code == Exit.USAGE
+    for text in ("needs as many GPUs", "--optimizer muon needs whole matrices: --gpus 1", "--lora-rank 0"):
+        assert text in done.output
 
 
 @pytest.mark.parametrize(

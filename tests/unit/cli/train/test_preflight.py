@@ -97,11 +97,20 @@ def test_a_model_that_changes_its_logits_keeps_all_of_them(folder: Path) -> None
     assert "logits 13.9" in shown
 
 
-def test_muon_keeps_one_moment_of_matrices_and_two_of_tables(folder: Path) -> None:
-    shown = checked(folder, f'path = "{folder}/qwen"', GRPO + 'optimizer = { kind = "muon" }\n', "-o", "json")
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"),
+    [
+        # Two moments of tables of tokens and of norms.
+        ('kind = "muon"', 596_049_920 + 151_936 * 1024 + 28 * (2 * 1024 + 2 * 128) + 1024),
+        ('kind = "sgd"', 0),
+        ('kind = "sgd", momentum = 0.9', 596_049_920),
+    ],
+)
+def test_the_memory_of_the_optimiser_is_that_of_its_settings(folder: Path, optimizer: str, numbers: int) -> None:
+    shown = checked(folder, f'path = "{folder}/qwen"', GRPO + f"optimizer = {{ {optimizer} }}\n", "-o", "json")
     [stage] = json.loads(shown)["stages"]
     memory = {part["name"]: part["size_bytes"] for part in stage["memory"]}
-    assert memory["optimiser"] == 4 * 596_049_920 + 4 * 151_936 * 1024
+    assert memory["optimiser"] == 4 * numbers
 
 
 def test_the_padding_of_demonstrations_is_computed_as_the_trainer_packs_them(folder: Path, tiny_model: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import httptools
-import uvicorn
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import Server
 
 from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
@@ -95,7 +96,7 @@ class HttpServer:
         self._app = app
         self._listener = listener
         self._private = private
-        config = uvicorn.Config(
+        config = Config(
             app,
             http=Protocol,
             ws="none",
@@ -341,7 +342,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 
-class _EmbeddedServer(uvicorn.Server):
+class _EmbeddedServer(Server):
     """uvicorn without signal handlers; signals belong to the lifecycle."""
 
     @contextlib.contextmanager

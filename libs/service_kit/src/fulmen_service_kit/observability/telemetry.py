@@ -1,10 +1,12 @@
 """OpenTelemetry of the service itself: traces and metrics over OTLP if an endpoint is set, and /metrics."""
 
+from __future__ import annotations
+
 import socket
 import threading
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from opentelemetry import metrics, trace
@@ -12,8 +14,6 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from prometheus_client import make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
@@ -21,6 +21,9 @@ from fulmen_service_kit.errors import StartupError
 from fulmen_service_kit.observability.own_traces import OwnTraces, set_own_traces
 from fulmen_service_kit.readiness import Readiness
 from fulmen_service_kit.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 
 class Telemetry:
@@ -34,13 +37,9 @@ class Telemetry:
         if settings.otlp_endpoint:
             from fulmen_service_kit.observability import collector
 
-            where = settings.otlp_endpoint, settings.peer_tls()
-            readers.append(PeriodicExportingMetricReader(collector.metric_exporter(*where)))
-            self._tracers = TracerProvider(resource=resource)
-            processor = BatchSpanProcessor(collector.span_exporter(*where))
-            self._tracers.add_span_processor(processor)
-            trace.set_tracer_provider(self._tracers)
-            set_own_traces(OwnTraces(resource=resource, sampler=self._tracers.sampler, processor=processor))
+            exporter = collector.metric_exporter(settings.otlp_endpoint, settings.peer_tls())
+            readers.append(PeriodicExportingMetricReader(exporter))
+            self._tracers = _export_traces(settings, resource)
         self._meters = MeterProvider(metric_readers=readers, resource=resource)
         metrics.set_meter_provider(self._meters)
 
@@ -50,6 +49,21 @@ class Telemetry:
             set_own_traces(None)
             self._tracers.shutdown()
         self._meters.shutdown()
+
+
+def _export_traces(settings: ServiceSettings, resource: Resource) -> TracerProvider:
+    """Sends the process's traces to the collector; without one the SDK's part for traces is not even loaded."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from fulmen_service_kit.observability import collector
+
+    tracers = TracerProvider(resource=resource)
+    processor = BatchSpanProcessor(collector.span_exporter(settings.otlp_endpoint, settings.peer_tls()))
+    tracers.add_span_processor(processor)
+    trace.set_tracer_provider(tracers)
+    set_own_traces(OwnTraces(resource=resource, sampler=tracers.sampler, processor=processor))
+    return tracers
 
 
 def serve_metrics(settings: ServiceSettings, readiness: Readiness) -> tuple[int, object]:

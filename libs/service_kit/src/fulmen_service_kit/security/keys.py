@@ -11,16 +11,17 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fulmen_service_kit.security.secret import SigningKeys, split_keys
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 ATTEMPT_HEADER: Final = base64.urlsafe_b64encode(b'{"alg":"HS256","typ":"JWT"}').rstrip(b"=")
 """The header of every attempt key, encoded."""
@@ -32,18 +33,51 @@ _ROLE_LABEL: Final = b"fulmen role tokens"
 _ATTEMPT_LABEL: Final = b"fulmen attempt keys"
 
 
-@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """A public key of role tokens."""
+
+    def __init__(self, raw: bytes) -> None:
+        """Keeps the key, `PUBLIC_KEY_BYTES` long."""
+        self._raw = raw
+
+    @cached_property
+    def _public(self) -> Ed25519PublicKey:
+        # 7 MB per process, and nothing before the first token of a role: a proxy's workers may see attempt keys alone.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        return Ed25519PublicKey.from_public_bytes(self._raw)
+
+    def verifies(self, signature: bytes, message: bytes) -> bool:
+        """Returns whether a signature of a message was made with the private key."""
+        from cryptography.exceptions import InvalidSignature  # as above
+
+        try:
+            self._public.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
 class KeySet:
-    """Keys that tokens are verified with.
+    """Keys that tokens are verified with."""
 
-    Attributes:
-        roles: Public keys of role tokens by the encoded header of the tokens that they sign. A token's header is compared,
-            not parsed, so that no token can choose its algorithm or key.
-        attempts: Secrets of attempt keys; empty where attempt keys are not accepted.
-    """
+    def __init__(self, public_keys: Callable[[], Iterable[bytes]], attempts: tuple[bytes, ...]) -> None:
+        """Keeps the keys.
 
-    roles: Mapping[bytes, Ed25519PublicKey] = field(default_factory=dict)
-    attempts: tuple[bytes, ...] = ()
+        Args:
+            public_keys: Returns the public keys of role tokens; called when they are first needed.
+            attempts: Secrets of attempt keys; empty where attempt keys are not accepted.
+        """
+        self._public_keys = public_keys
+        self.attempts = attempts
+
+    @cached_property
+    def roles(self) -> Mapping[bytes, PublicKey]:
+        """Public keys of role tokens by the encoded header of the tokens that they sign.
+
+        A token's header is compared, not parsed, so that no token can choose its algorithm or key.
+        """
+        return {token_header(key): PublicKey(key) for key in self._public_keys()}
 
 
 class Keys(Protocol):
@@ -63,7 +97,14 @@ class RoleKey:
     """A private key of role tokens."""
 
     def __init__(self, line: bytes) -> None:
-        self._private = Ed25519PrivateKey.from_private_bytes(hmac.digest(line, _ROLE_LABEL, "sha256"))
+        self._seed = hmac.digest(line, _ROLE_LABEL, "sha256")
+
+    @cached_property
+    def _private(self) -> Ed25519PrivateKey:
+        # As in `PublicKey`: a store in dev mode may never need it.
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._seed)
 
     @cached_property
     def public(self) -> bytes:
@@ -94,10 +135,9 @@ class StoreKeys:
         lines = self._lines.accepted()
         if lines is not self._derived_from:
             self._derived_from = lines
-            self._own = tuple(RoleKey(line) for line in lines)
+            self._own = own = tuple(RoleKey(line) for line in lines)
             self._set = KeySet(
-                roles=_by_header(key.public for key in self._own),
-                attempts=tuple(attempt_secret(line) for line in lines),
+                lambda: [key.public for key in own], attempts=tuple(attempt_secret(line) for line in lines)
             )
 
     def __bool__(self) -> bool:
@@ -137,7 +177,7 @@ class PublishedKeys:
         self._secrets = SigningKeys(attempt_secrets) if isinstance(attempt_secrets, str) else attempt_secrets
         self._file = file
         self._public = () if file is None else _kept(file)
-        self._set = KeySet(roles=_by_header(self._public), attempts=self._secrets.accepted())
+        self._set = self._set_of(self._secrets.accepted())
 
     @property
     def is_known(self) -> bool:
@@ -148,7 +188,7 @@ class PublishedKeys:
         """Returns the keys; a new object after a change."""
         attempts = self._secrets.accepted()
         if attempts is not self._set.attempts:
-            self._set = KeySet(roles=self._set.roles, attempts=attempts)
+            self._set = self._set_of(attempts)
         return self._set
 
     def replace(self, public_keys: Iterable[bytes]) -> None:
@@ -156,9 +196,13 @@ class PublishedKeys:
         found = tuple(key for key in public_keys if len(key) == PUBLIC_KEY_BYTES)
         if found and found != self._public:
             self._public = found
-            self._set = KeySet(roles=_by_header(found), attempts=self._set.attempts)
+            self._set = self._set_of(self._set.attempts)
             if self._file is not None:
                 _keep(self._file, found)
+
+    def _set_of(self, attempts: tuple[bytes, ...]) -> KeySet:
+        public = self._public
+        return KeySet(lambda: public, attempts=attempts)
 
 
 def attempt_secret(signing_key: bytes) -> bytes:
@@ -203,7 +247,3 @@ def _keep(file: Path, public_keys: Iterable[bytes]) -> None:
         scratch.replace(file)
     except OSError as error:
         _log.warning("public_keys_not_kept", path=str(file), error=error.strerror)
-
-
-def _by_header(public_keys: Iterable[bytes]) -> dict[bytes, Ed25519PublicKey]:
-    return {token_header(key): Ed25519PublicKey.from_public_bytes(key) for key in public_keys}

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 __all__ = ["ANSWERS_LABEL", "BACKEND_KEYS_LABEL", "KEY_ID_BYTES", "SECRETS_LABEL", "CannotOpen", "Sealer"]
 
@@ -46,7 +47,7 @@ class Sealer:
         self._lines = lines
         self._label = label
         self._derived_from: tuple[bytes, ...] | None = None
-        self._ciphers: dict[bytes, AESGCM] = {}
+        self._ciphers: dict[bytes, _Cipher] = {}
 
     @property
     def key_id(self) -> bytes:
@@ -74,15 +75,37 @@ class Sealer:
         nonce, text = sealed[KEY_ID_BYTES : KEY_ID_BYTES + _NONCE_BYTES], sealed[KEY_ID_BYTES + _NONCE_BYTES :]
         if cipher is None or len(nonce) < _NONCE_BYTES:
             raise CannotOpen
-        try:
-            return cipher.decrypt(nonce, text, about.encode())
-        except InvalidTag:
-            raise CannotOpen from None
+        return cipher.decrypt(nonce, text, about.encode())
 
-    def _current(self) -> dict[bytes, AESGCM]:
+    def _current(self) -> dict[bytes, _Cipher]:
         lines = self._lines()
         if lines is not self._derived_from:
             keys = [hmac.digest(line, self._label, "sha256") for line in lines]
-            self._ciphers = {hmac.digest(key, _KEY_ID_LABEL, "sha256")[:KEY_ID_BYTES]: AESGCM(key) for key in keys}
+            self._ciphers = {hmac.digest(key, _KEY_ID_LABEL, "sha256")[:KEY_ID_BYTES]: _Cipher(key) for key in keys}
             self._derived_from = lines
         return self._ciphers
+
+
+class _Cipher:
+    """AES-256-GCM with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    @cached_property
+    def _aead(self) -> AESGCM:
+        # 7 MB per process, which one that seals and opens nothing never needs.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return AESGCM(self._key)
+
+    def encrypt(self, nonce: bytes, text: bytes, about: bytes) -> bytes:
+        return self._aead.encrypt(nonce, text, about)
+
+    def decrypt(self, nonce: bytes, text: bytes, about: bytes) -> bytes:
+        from cryptography.exceptions import InvalidTag  # as above
+
+        try:
+            return self._aead.decrypt(nonce, text, about)
+        except InvalidTag:
+            raise CannotOpen from None

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
-
 from fulmen.errors import ArgumentInvalid, TokenInvalid, Unavailable
 from fulmen.ids import ALL_PROJECTS, DEFAULT_PROJECT, AttemptName, parse_attempt_name, parse_training_run_name
 from fulmen_service_kit.security.asked_attempts import AskedAttempts, Runs
@@ -316,9 +314,11 @@ class TokenVerifier:
                 raise _forged()
             raise Unavailable("The keys of tokens have not been read from the store yet; retry.")
         try:
-            key.verify(_from_base64url(signature), signed)
-        except (InvalidSignature, ValueError):
-            raise _forged() from None
+            is_authentic = key.verifies(_from_base64url(signature), signed)
+        except ValueError:
+            is_authentic = False
+        if not is_authentic:
+            raise _forged()
 
 
 def _mac(key: bytes, signed: bytes) -> bytes:

@@ -158,7 +158,7 @@ class Trials:
             self.tell(f"trial {trial}, {steps} steps: {shown}")
         elif f"sweep-digest.{self._digest}" not in known.tags:
             raise ConfigError(
-                f"{self.sweep.file} cannot go on.",
+                f"{self.sweep.file} cannot continue.",
                 [
                     f"name: the run {known.name} is of a sweep {self.sweep.name} with other settings, data or agent; choose another name"
                 ],

@@ -83,7 +83,7 @@ class SamplingSettings(AlgorithmSettings, total=False):
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
     """
 
     prompts_per_step: int
@@ -202,7 +202,7 @@ class EvaluateSettings(RunSettings, total=False):
         resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
     """
 
     samples: int
@@ -309,7 +309,7 @@ class SearchSettings(RunSettings, total=False):
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
     """
 
     good_reward: float

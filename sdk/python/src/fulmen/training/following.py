@@ -254,7 +254,7 @@ class _Parts:
         size_bytes, self._group, self._size_bytes = self._size_bytes, None, 0
         if size_bytes > MAX_GROUP_BYTES:
             raise MessageTooLarge(
-                f"The group {part.group_id} is larger than {MAX_GROUP_BYTES >> 20} MiB. Go on behind it with its cursor.",
+                f"The group {part.group_id} is larger than {MAX_GROUP_BYTES >> 20} MiB. Continue behind it with its cursor.",
                 group_id=part.group_id, cursor=part.cursor, size_bytes=size_bytes,
             )  # fmt: skip
         group.cursor = part.cursor

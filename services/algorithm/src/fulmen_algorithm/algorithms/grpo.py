@@ -202,7 +202,7 @@ class Grpo:
             if validates:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=last)
-            if metrics:
+            if metrics or not ctx.progress.ended:
                 sampled = await ctx.policy.sampled_tokens()
                 metrics |= _rates(metrics, seconds=time.monotonic() - began, tokens=sampled - tokens)
                 began, tokens = time.monotonic(), sampled

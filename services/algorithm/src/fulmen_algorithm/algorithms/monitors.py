@@ -170,7 +170,7 @@ class SignalMonitor:
             f" sft first. {HELP}"
         )
         if self._without == STEPS_TO_STOP and self._on_no_signal == "stop":
-            raise RunFailed(f'{text} on_no_signal = "notice" goes on regardless.')
+            raise RunFailed(f'{text} on_no_signal = "notice" continues regardless.')
         if self._without == STEPS_WITHOUT_SIGNAL:
             self._notify("warning", text)
 

@@ -120,7 +120,7 @@ class Rejection:
             if step % settings.validate_every == 0 or step == settings.steps or ctx.recorder.pauses:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=step == settings.steps)
-            if metrics:
+            if metrics or not ctx.progress.ended:
                 await ctx.recorder.end_step(metrics)
             if step == settings.steps:
                 tell_unchanged(ctx.progress, ctx.notify)

@@ -117,7 +117,7 @@ class Replay:
             if due:
                 with ctx.recorder.spending("validate"):
                     metrics |= await validator.validate(last=last)
-            if metrics:
+            if metrics or not ctx.progress.ended:
                 metrics["step_seconds"] = time.monotonic() - began
                 began = time.monotonic()
                 await ctx.recorder.end_step(metrics)

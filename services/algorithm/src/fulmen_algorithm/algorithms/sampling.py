@@ -47,7 +47,7 @@ class SamplingSettings(AlgorithmSettings):
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it goes on where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
     """
 
     prompts_per_step: int = Field(default=32, ge=1, le=4096)

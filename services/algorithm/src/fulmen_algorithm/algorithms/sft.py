@@ -63,30 +63,34 @@ class Sft:
             loss = await ctx.policy.supervised_loss(held_out, settings=step_settings)
             ctx.recorder.result(validation_loss_before=loss)
             await ctx.recorder.end_step({"validation_loss": loss})
-        while ctx.progress.step < steps:
-            started = time.monotonic()
-            batch = [rows[i] for i in settings.batch(ctx.progress.step, len(rows))]
-            with ctx.recorder.spending("train"):
-                result = await ctx.policy.train_supervised(batch, settings=step_settings)
-                ctx.recorder.commit()
+        while ctx.progress.step < steps or not ctx.progress.ended:
+            # A run that was stopped within a step has trained it.
+            metrics = await self._train(ctx, rows, step_settings) if ctx.progress.ended else {}
             if ctx.progress.step == steps:
                 await ctx.policy.publish()
             ends = ctx.progress.step == steps or ctx.recorder.pauses
             if ctx.progress.step % settings.report_every == 0 or ends:
-                tokens = sum(row.trained_tokens for row in batch)
-                ctx.recorder.result(loss=result.loss)
-                metrics = {"tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
+                if metrics:
+                    ctx.recorder.result(loss=metrics["loss"])
                 metrics["epoch"] = ctx.progress.step * settings.batch_size / len(rows)
                 if held_out:
                     with ctx.recorder.spending("validate"):
                         loss = await ctx.policy.supervised_loss(held_out, settings=step_settings)
                     metrics["validation_loss"] = loss
                     ctx.recorder.result(validation_loss=loss)
-                await ctx.recorder.end_step({**result.as_metrics(), **metrics})
+                await ctx.recorder.end_step(metrics)
             else:
                 await ctx.recorder.end_quiet_step()
-        # Publishes if a stop came between the last step and its publication.
-        await ctx.policy.publish()
+
+    async def _train(self, ctx: RunContext, rows: Sequence[Row], settings: StepSettings) -> dict[str, float]:
+        """Takes the next step; returns its metrics."""
+        started = time.monotonic()
+        batch = [rows[i] for i in self._settings.batch(ctx.progress.step, len(rows))]
+        with ctx.recorder.spending("train"):
+            result = await ctx.policy.train_supervised(batch, settings=settings)
+            ctx.recorder.commit()
+        tokens = sum(row.trained_tokens for row in batch)
+        return {**result.as_metrics(), "tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
 
     async def _successes(self, ctx: RunContext) -> list[Row]:
         """Builds rows of another run's successful rollouts, in feed order, without equal answers to a task.

@@ -77,7 +77,7 @@ class Laggards:
         """Leaves an engine behind, whose swap to the newest version goes on."""
         policy = self._newest()
         assert policy is not None
-        text = f"is slow to fetch version {policy.version} and serves an older one meanwhile. The run goes on."
+        text = f"is slow to fetch version {policy.version} and serves an older one meanwhile. The run continues."
         notify("warning", f"The engine of {member.backend} {text}")
         self._tasks[place] = asyncio.create_task(self._catch_up(place, member, swap, policy), name="laggard")
 

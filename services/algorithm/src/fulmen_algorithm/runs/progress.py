@@ -95,6 +95,7 @@ class Progress:
         parent_version: Version of the weights in the same checkpoint, or the version they were trained from; 0 if none.
         policy_version: Version of the weights in the same checkpoint; 0 if not published.
         validated_step: Last validated step; -1 before the first validation.
+        ended: Whether the last step has ended, with all that is measured after it; a run that stops in between has not.
         rewards: Mean rewards of the last steps, as many as are averaged.
         best_reward: Best of these averages so far; None before the first.
         reward_spread: Largest standard deviation among the rewards of one step so far.
@@ -114,6 +115,7 @@ class Progress:
     parent_version: int = 0
     policy_version: int = 0
     validated_step: int = -1
+    ended: bool = True
     rewards: tuple[float, ...] = ()
     best_reward: float | None = None
     reward_spread: float = 0.0
@@ -137,6 +139,7 @@ def committed(
     return replace(
         progress,
         step=step,
+        ended=False,
         cursor=consumed[-1].group.cursor if consumed else progress.cursor,
         consumed=progress.consumed.with_all(indices),
         dropped=progress.dropped + sum(c.outcome.dropped for c in consumed),

@@ -312,6 +312,7 @@ class Recorder:
             Interrupted: if the run was asked to stop.
         """
         step = self.progress.step
+        self.progress = replace(self.progress, ended=True)
         self._entry.update(step=step)
         if step == self.steps or (step and step % self._every == 0):
             with self.spending("checkpoint"):
@@ -325,12 +326,12 @@ class Recorder:
         return 0 < pause <= step and (step < self.steps or not self.steps)
 
     def pause_if_due(self) -> None:
-        """Stops the run if it was asked to, or is to pause after the present step.
+        """Stops the run if it was asked to, or is to pause after the present step and has ended it.
 
         Raises:
             Interrupted: if so.
         """
-        if self.pauses:
+        if self.pauses and self.progress.ended:
             self._control.request(StopReason.PAUSE)
         self._control.check()
 

@@ -92,7 +92,7 @@ class Placed(BesidePolicy):
 
     Attributes:
         ranks: Number of processes; on GPUs, one per GPU.
-        min_ranks: Fewest processes with which the run goes on when a machine is lost, until there is room for all again; null
+        min_ranks: Fewest processes with which the run continues when a machine is lost, until there is room for all again; null
             for `ranks`: it then resumes from its newest checkpoint when there is room for as many. With `fsdp2` a multiple
             of `shard`.
         cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.

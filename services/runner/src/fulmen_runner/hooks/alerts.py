@@ -19,12 +19,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings
 
 from fulmen.hooks import AttemptEnd, AttemptFacts, Hook
 from fulmen_runner.hooks.webhook import Message, Webhook
 from fulmen_runner.hooks.windows import AgentMetrics, Windows, agent_of
-from fulmen_service_kit.settings import settings_config
+from fulmen_service_kit.settings import EnvironmentSettings, settings_config
 
 PREFIX = "FULMEN_ALERTS_"
 MAX_PENDING = 100
@@ -35,7 +34,7 @@ CLOSE_TIMEOUT_S = 4.0
 _log = structlog.get_logger()
 
 
-class AlertSettings(BaseSettings):
+class AlertSettings(EnvironmentSettings):
     """Settings of alerts; environment prefix `FULMEN_ALERTS_`."""
 
     model_config = settings_config(PREFIX)
@@ -79,7 +78,7 @@ class AlertSettings(BaseSettings):
         if unknown:
             raise ValueError(f"unknown setting: {', '.join(unknown)}")
         try:
-            return cls()  # type: ignore[call-arg]  # Read from the environment.
+            return cls(**cls.environment_values())
         except ValidationError as error:
             # Without the input: the secret, and often the URL, must not be shown.
             problems = [

@@ -1,6 +1,11 @@
 -- An effect is begun by whoever inserts its row, and only by an attempt that holds a lease: an attempt that was lost begins
 -- nothing more.
 
+-- name: lock_effects
+-- Effects of one rollout begin one after the other. The lock is a statement of its own, before the one that counts: a
+-- statement does not see what was committed while it waited.
+select pg_advisory_xact_lock(hashtextextended('effects/' || $1::uuid, 0));
+
 -- name: begin_effect
 insert into effect as e (rollout_id, name, key, attempt, token)
 select $1, $2, $3, $4, $5

@@ -38,11 +38,13 @@ class EffectTable:
     async def begin(self, effect: EffectKey, *, attempt: int, token: str, max_count: int) -> EffectView | None:
         """Begins an effect, unless it was begun; returns it, or None if it was not, and the attempt holds no lease.
 
-        Nothing is begun in a rollout with `max_count` effects.
+        Nothing is begun in a rollout with `max_count` effects, however many begin at once.
         """
-        row = await self._database.fetch_row(
-            "begin_effect", effect.rollout_id, effect.name, effect.key, attempt, token, effect.project_id, max_count
-        )
+        async with self._database.transaction() as transaction:
+            await transaction.fetch("lock_effects", effect.rollout_id)
+            row = await transaction.fetch_row(
+                "begin_effect", effect.rollout_id, effect.name, effect.key, attempt, token, effect.project_id, max_count
+            )
         return await self.find(effect) if row is None else EffectView(**row)
 
     async def find(self, effect: EffectKey) -> EffectView | None:

@@ -77,5 +77,5 @@ def _why(project: str, budget: SpendBudget, spent: int) -> str:
     of = project if budget.subject == "project" else f"{budget.subject} in {project}"
     return (
         f"{REASON}{budget.limit_micros / 1e6:,.2f}{f' {words}' if words else ''} of {of} is used up: ${spent / 1e6:,.2f} are spent. "
-        f"To go on: `fulmen project update {project.removeprefix('projects/')} --budget {budget.subject}=DOLLARS{period}`."
+        f"To continue: `fulmen project update {project.removeprefix('projects/')} --budget {budget.subject}=DOLLARS{period}`."
     )

@@ -59,7 +59,7 @@ class RankServiceServicer(object):
 
         `fulmen-rank` sends `hello` first. The service answers with `look`, which is answered by `seen`. From then on
         `fulmen-rank` sends `status` when it changes, and at least as often as `look` says. The service sends `start` only to a
-        machine on which no guardian runs. Guardians go on when the stream ends, as long as they reach the service.
+        machine on which no guardian runs. Guardians continue when the stream ends, as long as they reach the service.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of the hello, and everything in which the machine
         differs from the service, is listed in `google.rpc.BadRequest`; `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): no such run, or

@@ -202,7 +202,7 @@ class AsyncClient:
         return QueueStats(await self.services.rollouts.GetQueueStats(request))
 
     async def pause_queue(self, reason: str = "") -> None:
-        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run go on.
+        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run continue.
 
         >>> await client.pause_queue("the model server is replaced")
         >>> (await client.queue()).pause_reason

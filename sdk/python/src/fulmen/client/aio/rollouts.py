@@ -249,7 +249,7 @@ class AsyncRollouts(Part):
             timeout_s: seconds after which to give up; None for never.
 
         Raises:
-            TimeoutError: if they are not final in time; they go on.
+            TimeoutError: if they are not final in time; they continue.
             RolloutNotFound: if one does not exist.
         """
         single = isinstance(rollouts, str) or hasattr(rollouts, "name")

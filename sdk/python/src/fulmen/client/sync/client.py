@@ -177,7 +177,7 @@ class Client(Face):
         return self._call(self._aio.queue(run=run))
 
     def pause_queue(self, reason: str = "") -> None:
-        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run go on.
+        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run continue.
 
         >>> client.pause_queue("the model server is replaced")
         >>> (client.queue()).pause_reason

@@ -188,7 +188,7 @@ class Rollouts(Face):
             timeout_s: seconds after which to give up; None for never.
 
         Raises:
-            TimeoutError: if they are not final in time; they go on.
+            TimeoutError: if they are not final in time; they continue.
             RolloutNotFound: if one does not exist.
         """
         return self._call(self._aio.wait(rollouts, timeout_s=timeout_s))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulmen.compat.agentlightning.attributes import AGL_OPERATION, AGL_REWARD, OPERATION_NAME, nested, reward_in
 from fulmen.compat.agentlightning.exported_spans import ExportedSpan, SpanNode, SpansInvalid, read_spans, span_tree
+from fulmen.compat.agentlightning.free_calls import FreeCalls
 from fulmen.compat.agentlightning.records import Triplet
 
 if TYPE_CHECKING:
@@ -156,16 +157,17 @@ def _matched(tree: SpanNode, calls: set[str], policy: RewardMatchPolicy) -> dict
 
 
 def _assigned(nodes: Sequence[SpanNode], calls: set[str], rewards: dict[str, float]) -> dict[str, float]:
-    before: list[SpanNode] = []
+    free = FreeCalls(sum(node.span_id in calls for node in nodes))
     for node in nodes:
         if node.span_id in calls:
-            before.append(node)
+            free.add(node)
         value = reward_in(node.name, node.attributes)
         if value is None:
             continue
-        free = (call for call in reversed(before) if call.end_s <= node.start_s and call.span_id not in rewards)
-        if (call := next(free, None)) is not None:
-            rewards[call.span_id] = value
+        while (call := free.take(node.start_s)) is not None:
+            if call.span_id not in rewards:
+                rewards[call.span_id] = value
+                break
     return rewards
 
 
@@ -253,16 +255,7 @@ class LlmProxyTraceToTriplet:
             if prompt and answer and answer_id not in seen:
                 seen |= set() if answer_id is None else {answer_id}
                 calls.append((span, prompt, answer, answer_id))
-        rewards: dict[str, float] = {}
-        for span in spans:
-            value = reward_in(span.name, span.attributes)
-            free = (
-                call.span_id
-                for call, *_ in reversed(calls)
-                if call.sequence_id < span.sequence_id and call.span_id not in rewards
-            )
-            if value is not None and (call_id := next(free, None)) is not None:
-                rewards[call_id] = value
+        rewards = _by_place(spans, [call for call, *_ in calls])
         return [
             Triplet(
                 prompt={"token_ids": prompt},
@@ -272,6 +265,23 @@ class LlmProxyTraceToTriplet:
             )
             for span, prompt, answer, answer_id in calls
         ]
+
+
+def _by_place(spans: Sequence[ExportedSpan], calls: Sequence[ExportedSpan]) -> dict[str, float]:
+    """Returns the reward of each call: that of the first reward behind it for which no later call is free; both are in order."""
+    rewards: dict[str, float] = {}
+    free: list[str] = []
+    met = 0
+    for span in spans:
+        while met < len(calls) and calls[met].sequence_id < span.sequence_id:
+            free.append(calls[met].span_id)
+            met += 1
+        value = reward_in(span.name, span.attributes)
+        while value is not None and free:
+            if (call_id := free.pop()) not in rewards:
+                rewards[call_id] = value
+                break
+    return rewards
 
 
 def _proxy_tokens(span: ExportedSpan) -> tuple[list[int], list[int]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fulmen.compat.agentlightning.enclosing import move_below_enclosing
+
 __all__ = ["ExportedSpan", "SpanNode", "SpansInvalid", "read_spans", "span_tree"]
 
 
@@ -67,11 +69,17 @@ def read_spans(source: str | Path | Iterable[Any]) -> list[ExportedSpan]:
             spans.append(_span(given if isinstance(given, Mapping) else given.model_dump()))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             problems.append(f"span {number}: {type(error).__name__}: {str(error)[:200]}")
-    if len(problems) > MAX_REPORTED:
-        problems[MAX_REPORTED:] = [f"{len(problems) - MAX_REPORTED} more are not listed"]
-    if problems:
-        raise SpansInvalid("These are no spans of Agent Lightning:\n" + "\n".join(problems))
+    _refuse("These are no spans of Agent Lightning:", problems)
     return spans
+
+
+def _refuse(title: str, problems: list[str]) -> None:
+    """Raises SpansInvalid if there are problems; names the first ones."""
+    if not problems:
+        return
+    more = len(problems) - MAX_REPORTED
+    rest = [f"{more} more are not listed"] if more > 0 else []
+    raise SpansInvalid("\n".join([title, *problems[:MAX_REPORTED], *rest]))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -119,38 +127,18 @@ class SpanNode:
         top = self
         while len(top.children) == 1:
             top = top.children[0]
-        for child in list(top.children):
-            if len(top.children) == 1:
-                return
-            parent = _closest(top, child)
-            if parent is not None:
-                top.children.remove(child)
-                parent.children.append(child)
-
-
-def _closest(top: SpanNode, child: SpanNode) -> SpanNode | None:
-    found, least = None, float("inf")
-    for node in top.walk():
-        if node is top or node.span_id == child.span_id:
-            continue
-        if node.start_s <= child.start_s and node.end_s >= child.end_s:
-            longer = node.end_s - child.end_s + child.start_s - node.start_s
-            if 0 < longer < least:
-                found, least = node, longer
-    return found
+        move_below_enclosing(top)
 
 
 def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     """Returns the tree of the spans of one attempt; several roots get one above them.
 
     Raises:
-        SpansInvalid: If there are no spans, or each one has a parent among them, or one has two.
+        SpansInvalid: If there are no spans, or each one has a parent among them, or some occur twice; names those.
     """
     below: dict[str, list[str]] = {}
-    parents: dict[str, str | None] = {}
+    parents = _parents(spans)
     for span in spans:
-        if parents.setdefault(span.span_id, span.parent_id) != span.parent_id:
-            raise SpansInvalid(f"The span {span.span_id[:64]} occurs twice, below different spans.")
         if span.parent_id is not None:
             below.setdefault(span.parent_id, []).append(span.span_id)
     roots = [span.span_id for span in spans if span.parent_id is None]
@@ -175,3 +163,22 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     return SpanNode(
         span_id="virtual-root", name="virtual-root", start_s=nodes[0].start_s, end_s=nodes[-1].end_s, children=nodes
     )
+
+
+def _parents(spans: Sequence[ExportedSpan]) -> dict[str, str | None]:
+    """Returns the parent of each span.
+
+    Their store holds a span once in an attempt. With one that occurs twice, several ways would lead to what is below it: as many
+    as 2**n below n of them, and after a repair without an end.
+    """
+    parents: dict[str, str | None] = {}
+    twice: dict[str, str] = {}
+    for span in spans:
+        if span.span_id not in parents:
+            parents[span.span_id] = span.parent_id
+        elif parents[span.span_id] != span.parent_id:
+            twice[span.span_id] = ", below different spans"
+        else:
+            twice.setdefault(span.span_id, "")
+    _refuse("These spans form no tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()])
+    return parents

@@ -299,7 +299,7 @@ class RolloutServiceServicer(object):
 
     def PauseQueue(self, request, context):
         """Pauses the queue of a project: none of its rollouts is leased, from one second later at all replicas. Running
-        attempts go on, rollouts are created, and deadlines pass as always. Idempotent: pausing a paused queue changes its
+        attempts continue, rollouts are created, and deadlines pass as always. Idempotent: pausing a paused queue changes its
         reason only.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).

@@ -172,30 +172,30 @@ async def train_on_answers(
 
     if not ctx.progress.step and held_out:
         await ctx.recorder.end_step(await validated("_before"))
-    while ctx.progress.step < steps:
+
+    async def trained() -> dict[str, float]:
         started = time.monotonic()
         with ctx.recorder.spending("train"):
             batch = await assess(settings.batch(ctx.progress.step, count))
             result = await trainer.follow(batch.answers, batch.slopes)
             ctx.recorder.commit()
+        own = {name: value for name, value in result.as_metrics().items() if name in OWN}
+        tokens = sum(answer.tokens for answer in batch.answers)
+        return {**own, **batch.metrics, "tokens_per_second": tokens / max(time.monotonic() - started, 1e-9)}
+
+    while ctx.progress.step < steps or not ctx.progress.ended:
+        # A run that was stopped within a step has trained it.
+        metrics = await trained() if ctx.progress.ended else {}
         last = ctx.progress.step == steps
         if last:
             await ctx.policy.publish()
         if not (last or ctx.recorder.pauses) and ctx.progress.step % settings.report_every:
             await ctx.recorder.end_quiet_step()
             continue
-        tokens = sum(answer.tokens for answer in batch.answers)
-        own = {name: value for name, value in result.as_metrics().items() if name in OWN}
-        metrics = {
-            **own,
-            **batch.metrics,
-            "tokens_per_second": tokens / max(time.monotonic() - started, 1e-9),
-            "epoch": ctx.progress.step * settings.batch_size / count,
-        }
-        ctx.recorder.result(loss=batch.metrics["loss"], accuracy=batch.metrics["accuracy"])
+        if metrics:
+            ctx.recorder.result(loss=metrics["loss"], accuracy=metrics["accuracy"])
+        metrics["epoch"] = ctx.progress.step * settings.batch_size / count
         await ctx.recorder.end_step({**metrics, **await validated("_after")})
-    # Publishes if a stop came between the last step and its publication.
-    await ctx.policy.publish()
 
 
 def _sums(answers: Sequence[Answer], logprobs: Sequence[Sequence[float]]) -> list[float]:

@@ -54,27 +54,30 @@ export async function rescoreAll(
   const now: Rescored = { scored: 0, known: 0, failed: 0, isWhole: true };
 
   async function score({ name, endedAttemptCount }: Rollout): Promise<void> {
+    // It may have been scored in another tab since the list was read, or so long ago that the list left it out.
+    const of = { project, rollout: name, dimension: judge.dimension, author, pageSize: 1 };
+    if ((await annotations.listAnnotations(of, { signal })).annotations.length) {
+      now.known += 1;
+      return;
+    }
+    const texts = await textsOf({ name, endedAttemptCount });
+    const body = questionOf(judge, texts, crypto.randomUUID());
+    const verdict = verdictOf(await answerOf(project, body, signal), judge.model);
+    if (!verdict) {
+      now.failed += 1;
+      return;
+    }
+    // Without the signal: a score that is paid for is kept.
+    await annotations.createAnnotation({ annotation: { rollout: name, dimension: judge.dimension, ...verdict } });
+    now.scored += 1;
+  }
+
+  async function counted(rollout: Rollout): Promise<void> {
     try {
-      // It may have been scored in another tab since the list was read, or so long ago that the list left it out.
-      const of = { project, rollout: name, dimension: judge.dimension, author, pageSize: 1 };
-      if ((await annotations.listAnnotations(of, { signal })).annotations.length) {
-        now.known += 1;
-        progress({ ...now });
-        return;
-      }
-      const texts = await textsOf({ name, endedAttemptCount });
-      const body = questionOf(judge, texts, crypto.randomUUID());
-      const verdict = verdictOf(await answerOf(project, body, signal), judge.model);
-      if (!verdict) now.failed += 1;
-      else {
-        const annotation = { rollout: name, dimension: judge.dimension, ...verdict };
-        // Without the signal: a score that is paid for is kept.
-        await annotations.createAnnotation({ annotation });
-        now.scored += 1;
-      }
+      await alone(`fulmen-score ${rollout.name} ${judge.dimension} ${author}`, signal, () => score(rollout));
     } catch (error) {
       const { code } = problemOf(error);
-      // Scored meanwhile in another tab; or deleted.
+      // Scored meanwhile in another browser; or deleted.
       if (code === Code.AlreadyExists) now.known += 1;
       else if (code !== Code.NotFound) throw error;
     }
@@ -87,9 +90,16 @@ export async function rescoreAll(
     now.known += rollouts.length - fresh.length;
     now.isWhole = fresh.length <= room;
     progress({ ...now });
-    await together(fresh.slice(0, room), signal, score);
+    await together(fresh.slice(0, room), signal, counted);
     if (!now.isWhole) return;
   }
+}
+
+/** Does something once all tabs of the browser that do the same have ended it: of two tabs, one pays for a score, and the other finds it. */
+async function alone(what: string, signal: AbortSignal, work: () => Promise<void>): Promise<void> {
+  // Pages that are not served over HTTPS or from this machine have no locks.
+  if (!("locks" in navigator)) return work();
+  await navigator.locks.request(what, { signal }, work);
 }
 
 /** Does something for all items, a few at once. After a failure no item begins; those on their way end, since they are paid for. */

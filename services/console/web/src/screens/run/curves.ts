@@ -15,6 +15,8 @@ export function axisOf(word: string | null): AxisWord {
 /** A chart of a run. */
 export interface Figure {
   title: string;
+  /** What it measures, in words. */
+  about?: string;
   /** Its lines: label by metric. */
   lines: Record<string, string>;
   /** Metric with the spread around the first line. */
@@ -28,16 +30,39 @@ export const FIGURES: Figure[] = [
     title: "Validation",
     lines: { validation_accuracy: "mean reward", validation_loss: "loss", validation_pass_at_1: "pass@1" },
   },
-  { title: "Loss", lines: { loss: "loss", value_loss: "of the critic" } },
-  { title: "KL", lines: { kl_sampler_trainer: "sampler to trainer", kl_reference: "to the reference" } },
-  { title: "Entropy", lines: { entropy_estimate: "nats per token" } },
-  { title: "Staleness", lines: { staleness_mean: "mean", staleness_max: "max" } },
+  {
+    title: "Loss",
+    about: "What the training makes small. With rewards it need not fall: look at the reward.",
+    lines: { loss: "loss", value_loss: "of the critic" },
+  },
+  {
+    title: "KL",
+    about:
+      "KL divergence: how far the policy that answered is from the policy in training, and that from the policy at the start. 0 is equal.",
+    lines: { kl_sampler_trainer: "sampler to trainer", kl_reference: "to the reference" },
+  },
+  {
+    title: "Entropy",
+    about: "How undecided the policy is at each token. Near 0 it always answers the same.",
+    lines: { entropy_estimate: "nats per token" },
+  },
+  {
+    title: "Staleness",
+    about: "By how many steps the policy that answered is older than the policy in training.",
+    lines: { staleness_mean: "mean", staleness_max: "max" },
+  },
   {
     title: "Engine mismatch",
+    about:
+      "How far the probabilities of the engine are from those of the trainer for the same tokens and weights. 0 is equal.",
     lines: { engine_mismatch_kl: "KL", engine_mismatch_logprob_mean: "mean", engine_mismatch_logprob_max: "max" },
   },
   { title: "Tokens of a rollout", lines: { rollout_tokens_mean: "mean", rollout_tokens_max: "max" } },
-  { title: "Gradient norm", lines: { grad_norm: "before clipping" } },
+  {
+    title: "Gradient norm",
+    about: "How large the change is that a step asks for, before it is bounded.",
+    lines: { grad_norm: "before clipping" },
+  },
   { title: "Tokens per second", lines: { tokens_per_second: "sampled", trained_tokens_per_second: "trained" } },
 ];
 
@@ -48,7 +73,7 @@ export const FIGURE_METRICS = [
 
 export const OUTCOMES: Record<string, string> = {
   groups_trained: "trained on",
-  groups_no_variance: "no variance",
+  groups_no_variance: "equal rewards",
   groups_too_stale: "too old",
   groups_too_few_usable: "failed",
 };
@@ -78,6 +103,7 @@ export function together(curves: Curve[]): { x: number[]; values: (number | null
 /** What a chart draws. */
 export interface Drawn {
   title: string;
+  about?: string | undefined;
   x: number[];
   series: Series[];
 }
@@ -97,7 +123,7 @@ export function drawn(figures: Figure[], curves: ReadonlyMap<string, Curve>): Dr
         low: first.values.map((value, at) => edge(value, around[at], -1)),
         high: first.values.map((value, at) => edge(value, around[at], 1)),
       };
-    return [{ title: figure.title, x, series }];
+    return [{ title: figure.title, ...(figure.about ? { about: figure.about } : {}), x, series }];
   });
 }
 

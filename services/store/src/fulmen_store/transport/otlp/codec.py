@@ -14,13 +14,11 @@ import binascii
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
@@ -41,8 +39,14 @@ _ID_KEYS: Final = ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "
 _PACKAGE: Final = "fulmen.otlp.outline"
 
 
+@cache
 def _outline() -> dict[str, Any]:
     """Creates message classes with OTLP's field numbers that keep inner messages as bytes."""
+    # Protobuf's own schema takes a megabyte, which no store needs before its first export over OTLP.
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
     file = FileDescriptorProto(name="fulmen/otlp/outline.proto", package=_PACKAGE, syntax="proto3")
     one, many = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto.LABEL_REPEATED
     octets, number = FieldDescriptorProto.TYPE_BYTES, FieldDescriptorProto.TYPE_FIXED64
@@ -63,10 +67,7 @@ def _outline() -> dict[str, Any]:
     return {name: GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in ("Export", "SpanTimes")}
 
 
-_MESSAGES: Final = _outline()
 _NOBODYS: Final = AttemptName(project="", rollout_id=UUID(int=0), number=0)
-_Export: Final = _MESSAGES["Export"]
-_SpanTimes: Final = _MESSAGES["SpanTimes"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,7 +129,8 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> SplitExport:
         raise ArgumentInvalid("The body is not an ExportTraceServiceRequest.") from None
     found: dict[AttemptName, _Parts] = {}
     homeless = foreign = oversized = 0
-    for attempt, record in _records(_Export.FromString(body), own):
+    outline = _outline()
+    for attempt, record in _records(outline["Export"].FromString(body), own):
         if attempt is None:
             homeless += 1
             continue
@@ -139,7 +141,7 @@ def loose_spans(body: bytes, *, own: AttemptName | None) -> SplitExport:
         if size_bytes > BYTES_PER_CHUNK:
             oversized += 1
             continue
-        times = _SpanTimes.FromString(record.otlp_span)
+        times = outline["SpanTimes"].FromString(record.otlp_span)
         found.setdefault(attempt, _Parts()).add(
             record, start_ns=times.start_time_unix_nano, end_ns=times.end_time_unix_nano, size_bytes=size_bytes
         )
