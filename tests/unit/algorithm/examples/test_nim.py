@@ -37,10 +37,7 @@ def test_a_move_takes_at_least_one_from_one_heap(rules):
 
 def test_no_training_game_begins_with_the_board_of_a_test_or_validation_game(rules):
     begun = {
-        use: {
-            json.loads(line)["input"]["board"]
-            for line in (FOLDER / f"tasks/{use}.jsonl").read_text().splitlines()
-        }
+        use: {json.loads(line)["input"]["board"] for line in (FOLDER / f"tasks/{use}.jsonl").read_text().splitlines()}
         for use in ("train", "validation", "test")
     }
     assert begun["train"].isdisjoint(begun["validation"] | begun["test"])
