@@ -11,8 +11,9 @@ import pytest
 from tests.support.algorithm.models import EXAMPLES, load_script
 
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/make_tasks.py"))
-OF_A_LIBRARY = {"retrieval"}
-"""Examples in which a question has another answer in another library; test_retrieval.py compares the libraries."""
+OF_SEVERAL_INPUTS = {"nim", "retrieval"}
+"""Examples in which a board has several opponents, or a question another answer in another library. Tests of their own compare
+boards and libraries."""
 
 
 def lines_of(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -30,7 +31,7 @@ def test_task_files_are_what_the_script_writes_and_no_validation_task_is_trained
     load_script(EXAMPLES / name / "make_tasks.py").write(tmp_path)
     lines = lines_of(tmp_path)
     assert lines_of(EXAMPLES / name / "tasks") == lines
-    named = tuple if name in OF_A_LIBRARY else lambda values: problem(*values)
+    named = tuple if name in OF_SEVERAL_INPUTS else lambda values: problem(*values)
     train, held_out = ({named(each["input"].values()) for each in lines[use]} for use in ("train", "validation"))
     assert len(held_out) == len(lines["validation"]) >= 100
     assert held_out.isdisjoint(train)

@@ -20,31 +20,34 @@ def rules():
 
 def test_the_perfect_player_makes_just_the_moves_that_win(rules):
     @cache
-    def wins(heaps: tuple[int, ...]) -> bool:
+    def wins(board: str) -> bool:
         """Searches all games; knows nothing of the rule."""
-        return any(not wins(rules.moved(heaps, move)) for move in rules.moves(heaps))
+        return any(not wins(rules.moved(board, move)) for move in rules.moves(board))
 
-    for heaps in product(range(9), repeat=2):
-        winning = [move for move in rules.moves(heaps) if not wins(rules.moved(heaps, move))]
-        assert rules.best(heaps) == (winning or rules.moves(heaps))
+    for limit, left in product(rules.LIMITS, range(1, rules.MOST + 1)):
+        board = f"{left} {limit}"
+        winning = [move for move in rules.moves(board) if not wins(rules.moved(board, move))]
+        assert rules.best(board) == (winning or rules.moves(board))
 
 
-def test_a_move_takes_at_least_one_from_one_heap(rules):
-    assert rules.moves((2, 1)) == ["a 0", "a 1", "b 0"]
-    assert [rules.moved((2, 1), move) for move in rules.moves((2, 1))] == [(0, 1), (1, 1), (2, 0)]
-    assert rules.moves((0, 0)) == []
+def test_a_move_takes_at_least_one_and_no_more_than_the_limit_or_what_is_left(rules):
+    assert rules.moves("9 3") == ["1", "2", "3"]
+    assert rules.moves("2 3") == ["1", "2"]
+    assert rules.moves("0 3") == []
+    assert [rules.moved("2 3", move) for move in rules.moves("2 3")] == ["1 3", "0 3"]
 
 
 def test_no_training_game_begins_with_the_board_of_a_test_or_validation_game(rules):
-    begun = {
-        use: {json.loads(line)["input"]["board"] for line in (FOLDER / f"tasks/{use}.jsonl").read_text().splitlines()}
-        for use in ("train", "validation", "test")
-    }
-    assert begun["train"].isdisjoint(begun["validation"] | begun["test"])
-    assert begun["validation"].isdisjoint(begun["test"])
-    assert (len(begun["validation"]), len(begun["test"])) == (100, 150)
-    games = [rules.heaps_of(board) for board in begun["validation"] | begun["test"]]
-    assert all(first != second for first, second in games), "games that can be won"
+    def boards(use: str) -> list[str]:
+        return [json.loads(line)["input"]["board"] for line in (FOLDER / f"tasks/{use}.jsonl").read_text().splitlines()]
+
+    train, validation, test = (set(boards(use)) for use in ("train", "validation", "test"))
+    assert train.isdisjoint(validation | test)
+    assert validation.isdisjoint(test)
+    assert (len(validation), len(test)) == (10, 11)
+    for left, limit in map(rules.read, validation | test):
+        assert left % (limit + 1), "it can be won"
+        assert left > limit, "not by the first move"
 
 
 def test_each_player_is_scored_by_its_own_result_and_a_fault_is_worse_than_a_lost_game():
