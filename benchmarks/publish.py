@@ -56,7 +56,7 @@ LOAD = 2
 
 @dataclass(kw_only=True)
 class Traffic:
-    """Requests that go on while versions change."""
+    """Requests that continue while versions change."""
 
     answered: int = 0
     failed: int = 0

@@ -133,7 +133,7 @@ def private() -> tuple[str, ...]:
 
 
 def has_netem() -> bool:
-    """Tells whether the kernel itself can delay packets."""
+    """True if the kernel itself can delay packets."""
     words = ("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
     found = subprocess.run(words, check=False, capture_output=True, timeout=LIMIT_S).returncode == 0
     if found:

@@ -60,7 +60,7 @@ class Plan:
     real_store: bool
 
     def has(self, name: str) -> bool:
-        """Tells whether a case or part is to be measured; a name means all that begin with it."""
+        """True if a case or part is to be measured; a name means all that begin with it."""
         return not self.only or any(name.startswith(one) for one in self.only)
 
     def cases(self) -> list[Case]:

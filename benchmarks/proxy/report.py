@@ -118,7 +118,7 @@ def failed(run: Mapping[str, Any]) -> int:
 
 
 def holds(claim: outcome.Claim) -> bool:
-    """Tells whether a claim reaches its goal."""
+    """True if a claim reaches its goal."""
     value, goal = float(str(claim["value"])), float(str(claim["goal"]))
     return value <= goal if claim["better"] == "lower" else value >= goal
 

@@ -41,7 +41,7 @@ async def solve(task: dict) -> str:
         messages.append(answer.model_dump(exclude_none=True))
         for call in answer.tool_calls:
             code = code_of(call.function.arguments)
-            # In a thread: other agents of this process go on while the tests run.
+            # In a thread: other agents of this process continue while the tests run.
             result = await asyncio.to_thread(run, code, task["input"]["tests"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         if result == PASSED:

@@ -41,7 +41,7 @@ MOST_OPEN = 64
 
 
 def refused(tree: ast.AST) -> bool:
-    """Tells whether an expression holds anything but lists, whole numbers, and calls of names."""
+    """True if an expression holds anything but lists, whole numbers, and calls of known functions."""
     for node in ast.walk(tree):
         if not isinstance(node, NODES):
             return True

@@ -28,7 +28,6 @@ SELDOM = frozenset(
         "cryptography",  # for the first token of a role, the first secret
         "regex",  # for a route with patterns
         *("pydantic_settings", "dotenv"),  # the kit reads the environment itself
-        *("multiprocessing", "click"),  # of uvicorn's own command line
         *("google.protobuf.descriptor_pb2", "google.protobuf.json_format"),  # for exports over OTLP
         # Of commands such as `migrate` not even the metrics are wanted.
         *("opentelemetry.sdk", "opentelemetry.exporter"),
@@ -180,18 +179,6 @@ def test_signatures_are_checked_with_a_library_that_attempt_keys_do_not_load() -
     ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
 
     assert json.loads(ran.stdout) == [["attempt", False], ["client", True]]
-
-
-def test_whoever_wants_uvicorns_command_line_gets_it() -> None:
-    # A fresh process: in this one others may have imported uvicorn first.
-    program = (
-        "import fulmen_service_kit.http.server, sys, uvicorn; before = 'uvicorn.main' in sys.modules; "
-        "from uvicorn import Config, Server, main, run; module = sys.modules['uvicorn.main']; "
-        "print(before, (Server, main, run) == (module.Server, module.main, module.run), hasattr(uvicorn, 'nothing'))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True)
-
-    assert ran.stdout.split() == ["False", "True", "False"]
 
 
 def test_what_runs_a_model_loads_only_what_it_needs_to_start_and_is_all_preloaded_for_forks() -> None:

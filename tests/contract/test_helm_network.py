@@ -77,7 +77,7 @@ def policies_of(release: Manifests, labels: Mapping[str, str]) -> Iterator[dict[
 
 
 def lets(rule: Mapping[str, Any], side: str, labels: Mapping[str, str], port: int) -> bool:
-    """Tells whether a rule lets a pod of the release's namespace through, at a TCP port."""
+    """True if a rule lets a pod of the release's namespace through, at a TCP port."""
     ports = rule.get("ports")
     if ports and not any(
         each.get("protocol", "TCP") == "TCP" and each["port"] <= port <= each.get("endPort", each["port"])
@@ -95,7 +95,7 @@ def lets(rule: Mapping[str, Any], side: str, labels: Mapping[str, str], port: in
 
 
 def lets_out(release: Manifests, source: Mapping[str, str], target: Mapping[str, str], port: int) -> bool:
-    """Tells whether a rule of the source names the target. Rules to anywhere have a test of their own."""
+    """True if a rule of the source names the target. Rules to anywhere have a test of their own."""
     rules = [rule for spec in policies_of(release, source) for rule in spec.get("egress") or [] if "to" in rule]
     return any(lets(rule, "to", target, port) for rule in rules)
 

@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def within_noise(self) -> bool:
-        """Tells whether it is neither better nor worse than another seed would be."""
+        """True if it is neither better nor worse than another seed would be."""
         return abs(self.spreads) <= NOISE
 
     def text(self, unit: str) -> str:

@@ -43,7 +43,7 @@ def run(pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def agree(of_ranks: list[Any]) -> bool:
-    """Tells whether all ranks had the same weights after each step."""
+    """True if all ranks had the same weights after each step."""
     return len(of_ranks[0]["digests"]) > 0 and all(one["digests"] == of_ranks[0]["digests"] for one in of_ranks)
 
 

@@ -38,7 +38,7 @@ _HOLDABLE = frozenset({Victim.RUNNER, Victim.PROXY})
 
 
 async def work_is_under_way(client: Services, run: str) -> bool:
-    """Tells whether rollouts of a run are leased now."""
+    """True if rollouts of a run are leased now."""
     stats = await client.rollouts.GetQueueStats(rollout_service_pb2.GetQueueStatsRequest(training_run=run))
     return bool(stats.running_count)
 

@@ -95,7 +95,7 @@ class Site:
         return self.servicer._shards[run][number]
 
     def has_sent(self, rank: int, round_: int, *, shard: int = 0) -> bool:
-        """Tells whether a payload of a rank has begun to arrive; those of these tests have one chunk."""
+        """True if a payload of a rank has begun to arrive; those of these tests have one chunk."""
         members = self.shard(shard).machine.members.all()
         return any(member.rank == rank and member.position[0] == round_ for member in members)
 

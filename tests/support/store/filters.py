@@ -125,7 +125,7 @@ def written(expression: Expression) -> str:
 
 
 def means(expression: Expression, facts: Mapping[Field, Any]) -> bool:
-    """Tells whether a rollout with these facts is selected; a comparison with an unset fact is false."""
+    """True if a rollout with these facts is selected; a comparison with an unset fact is false."""
     match expression:
         case Comparison(field=Field.NAME, operator=sign, value=value):
             return str(facts[Field.NAME]).startswith(str(value)) is (sign is Operator.EQUAL)

@@ -105,7 +105,7 @@ class QueueClients(RuleBasedStateMachine):
         return [lease for lease in self.model.held() if lease not in self.world.slow]
 
     def is_free(self, session: str) -> bool:
-        """Tells whether no other replica is in the middle of ending an attempt of the session."""
+        """True if no other replica is in the middle of ending an attempt of the session."""
         return all(lease.session != session for lease in self.world.slow)
 
     def touchable(self) -> list[Modelled]:

@@ -33,7 +33,7 @@ class WayOut:
     """The way out of the collectives of one group.
 
     Attributes:
-        agree: Tells whether any rank of this one's copy leaves.
+        agree: Returns whether any rank of this one's copy leaves.
         groups: Groups with ranks of other copies, which may be lost.
     """
 

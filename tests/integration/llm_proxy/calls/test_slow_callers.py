@@ -118,7 +118,7 @@ async def test_a_large_answer_that_nobody_reads_does_not_stay_in_memory(world: R
         return True
 
     def is_open(caller: socket.socket) -> bool:
-        """Tells whether the proxy's end of a connection is open: this process holds both."""
+        """True if the proxy's end of a connection is open: this process holds both."""
         port = caller.getsockname()[1]
         return any(one.raddr and one.raddr.port == port for one in psutil.Process().net_connections("tcp"))
 

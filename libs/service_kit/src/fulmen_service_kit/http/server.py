@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import httptools
-from uvicorn.config import Config
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import Server
 
 from fulmen.rpc.tls import TlsFiles
 from fulmen_service_kit.errors import StartupError
@@ -96,7 +95,7 @@ class HttpServer:
         self._app = app
         self._listener = listener
         self._private = private
-        config = Config(
+        config = uvicorn.Config(
             app,
             http=Protocol,
             ws="none",
@@ -342,7 +341,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(_LINGER_S, self.transport.close)
 
 
-class _EmbeddedServer(Server):
+class _EmbeddedServer(uvicorn.Server):
     """uvicorn without signal handlers; signals belong to the lifecycle."""
 
     @contextlib.contextmanager

@@ -60,7 +60,7 @@ class RecorderSettings:
         checkpoint_every: Steps between checkpoints.
         collapse: Reaction to a collapsing reward.
         collapses: Number of earlier collapses.
-        write_behind: Whether the training goes on while checkpoints are written.
+        write_behind: Whether the training continues while checkpoints are written.
     """
 
     steps: int

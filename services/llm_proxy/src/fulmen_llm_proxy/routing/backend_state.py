@@ -117,7 +117,7 @@ class BackendState:
         return self.in_flight >= _BUSY
 
     def wake_next(self) -> None:
-        """Lets attempts whose turn has not come go on while the engine is not busy."""
+        """Lets attempts whose turn has not come continue while the engine is not busy."""
         if not self.is_busy:
             self.row.wake_next(_BUSY - self.in_flight)
 
