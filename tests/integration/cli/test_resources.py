@@ -124,7 +124,7 @@ async def test_runners_are_shown_with_their_load_and_failures(shown: Fulmen, stu
     load.gpus.add(utilization_ratio=0.93, memory_bytes=2**30, memory_limit_bytes=2**31)
     await runner.stream.write(lease_pb.StreamLeasesRequest(renew=lease_pb.RenewSession(load=load)))
     request = registry_pb.GetRunnerRequest(name=runner_name(runner.session_id))
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(LIMIT_S * 3):  # the store writes it with the next renewal, 20 s after the one before
         while not (await stubs.runners.GetRunner(request)).runner.HasField("load"):  # noqa: ASYNC110  # state of the store
             await asyncio.sleep(0.05)
     text = await shown("runners")
