@@ -2,7 +2,7 @@
 # Builds and starts the containers, trains a short form of the arithmetic example through the published ports while
 # containers are killed, and removes everything, volumes included. Works with any reachable Docker engine.
 # A running deployment is not affected: this one has its own project, keys and tags, and free ports. If this machine has
-# Prometheus, it monitors the run from a separate container. `tools/compose_smoke.sh build` builds alone, for a later run.
+# Prometheus, it monitors the run from a separate container.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/distributions.sh
@@ -57,7 +57,6 @@ echo "compose-smoke: built in $((SECONDS - begun)) s"
 for image in store llm-proxy runner algorithm; do
   echo "compose-smoke: fulmen-$image $(($(docker image inspect --format '{{.Size}}' "fulmen-$image:smoke") / 1000000)) MB"
 done
-[ "${1:-}" != build ] || exit 0
 begun=$SECONDS
 compose up --detach --wait --wait-timeout 240 --quiet-pull
 echo "compose-smoke: up in $((SECONDS - begun)) s"
