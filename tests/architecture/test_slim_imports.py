@@ -149,7 +149,7 @@ def test_the_command_line_brings_nothing_heavy() -> None:
         ),
         ("fulmen_llm_proxy.app", HEAVY | SELDOM | {"asyncpg", "openai", "rich"}),
         # It supervises workers, which are proxies.
-        ("fulmen_llm_proxy.__main__", {"fulmen_llm_proxy.app", "aiohttp", "multiprocessing"}),
+        ("fulmen_llm_proxy.__main__", {"fulmen_llm_proxy.app", "aiohttp"}),
         ("fulmen_algorithm.app", (HEAVY | SELDOM | {"asyncpg", "openai"}) - {"numpy"}),
         # A rank greets the service before it loads torch.
         ("fulmen_algorithm.trainers.rank", (HEAVY | {"grpc", "opentelemetry"}) - {"numpy"}),
