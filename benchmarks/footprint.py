@@ -3,8 +3,8 @@
 RSS is what is resident, RSS of files the part of it that is mapped from files (code of libraries, shared by all processes
 that map it), USS what only this process holds. CPU is user and system time. A library's share is what imports grow the
 process by, without the imports of other libraries in them: who imports a shared module first has it. Least of five turns;
-all modules are compiled before. Idle is 4 s after the start, when the proxy has the store's keys and routes and nobody
-has called; the store is measured before the proxy starts and again with it, which sends the first token of a role.
+all modules are compiled before. Idle is 4 s after the start, when the proxy has the store's keys and routes and there
+has been no call; the store is measured before the proxy starts and again with it, which sends the first token of a role.
 
 Run `python -m benchmarks.footprint`; writes benchmarks/results/footprint.json.
 """

@@ -27,7 +27,7 @@ CPU_S, WALL_S, MEMORY_BYTES, OUTPUT_BYTES = 2, 10.0, 512 * 2**20, 64 * 1024
 KNOWN = {name: getattr(builtins, name) for name in ("abs", "len", "list", "max", "min", "set", "sorted", "sum")}
 TOLD = (SyntaxError, NameError, TypeError, ValueError, MemoryError)
 ERRORS = (*(each.__name__ for each in TOLD), "RuntimeError", "TimeoutError")
-"""What a model is told; any other error is a RuntimeError."""
+"""Names of errors that a model sees; any other error is a RuntimeError."""
 NODES = (
     ast.Expression, ast.Name, ast.Load, ast.Store, ast.Constant, ast.List, ast.Subscript, ast.Slice,
     ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.IfExp, ast.Call, ast.keyword,

@@ -10,7 +10,7 @@ const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 /** Longest start or stop. */
 export const LIMIT_MS = 180_000;
 
-/** Starts a stack, which `stack()` tells of from then on; returns what stops it. */
+/** Starts a stack, which `stack()` returns from then on; returns what stops it. */
 export async function start(): Promise<() => Promise<void>> {
   if (process.env.FULMEN_BROWSER_STACK) return async () => {};
   const python = process.env.PYTHON ?? `${ROOT}.venv/bin/python`;

@@ -271,7 +271,7 @@ class Queue(QueueClients):
             self._sweep(replica)
 
     def _may_sweep(self, *expired: str) -> bool:
-        """True if a sweep waits for nobody who is in the middle of ending an attempt."""
+        """True if a sweep need not wait for an attempt that is being ended."""
         return all(self.is_free(session) for session in (*self.model.ended_sessions, *expired))
 
     @rule(replica=replica_numbers, number=picks, why=st.sampled_from(sorted(OVERDUE)))

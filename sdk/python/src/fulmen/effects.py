@@ -38,7 +38,7 @@ class EffectFailed(RuntimeError):
 
 
 class EffectUnknown(RuntimeError):
-    """The effect was begun before, and nobody knows whether it was done. Ask the system that it changes, then continue."""
+    """The effect was begun before, and it is not known whether it was done. Ask the system that it changes, then continue."""
 
 
 @overload

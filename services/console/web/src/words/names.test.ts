@@ -31,7 +31,7 @@ test.each([
   ["", ""],
 ])("who types %j looks for %j", (typed, action) => expect(actionOf(typed)).toBe(action));
 
-test("failures are told without words of the queue", () => {
+test("failures have plain names", () => {
   expect(failureName(FailureKind.LEASE_LOST)).toBe("runner not heard from");
   expect(failureName(FailureKind.AGENT_ERROR)).toBe("agent error");
 });
