@@ -82,7 +82,7 @@ async def test_who_detaches_is_told_how_to_stop_the_stages_and_can(world, config
     first, told = await ended_in_first_stage(config, signal.SIGINT, state_dir=world.state_dir)
     assert told == [
         f"Detached; the run continues. Watch it: fulmen run watch {first}   Stop it: fulmen run stop {first}",
-        "The stages after it follow without this command.",
+        "The following stages start without this command.",
     ]
     second = first.replace("-1-sft", "-2-evaluate")
     listed = json.loads((await world.fulmen("run", "list", "--limit", "2", "-o", "json")).stdout)

@@ -52,7 +52,7 @@ class Connection:
             "--llm-proxy-target",
             envvar="FULMEN_LLM_PROXY_TARGET",
             rich_help_panel=_PANEL,
-            help="The LLM proxy's gRPC port, HOST:PORT; several separated by commas: `proxy health` asks all of them, "
+            help="The LLM proxy's gRPC port, HOST:PORT; several separated by commas: `proxy health` queries all of them, "
             "other commands the first.",
         ),
     ] = None
@@ -62,7 +62,7 @@ class Connection:
             "--token",
             envvar="FULMEN_TOKEN",
             rich_help_panel=_PANEL,
-            help="API token; by default that of the local stack.",
+            help="API token; by default the token of the local stack.",
         ),
     ] = field(default=None, repr=False)
 

@@ -43,7 +43,7 @@ async def rollout_name(given: str, connection: Connection, client: Services) -> 
         return given
     match = _ROLLOUT.fullmatch(given.lower())
     if match is None:
-        raise CommandFailed(f"{given!r} is no rollout: give {ROLLOUT_FORMS}.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{given!r} is not a rollout: give {ROLLOUT_FORMS}.", exit_code=Exit.USAGE)
     start, attempt = match.groups()
     project = connection.project
     if len(start) == _UUID_LENGTH:
@@ -131,4 +131,4 @@ def _only(kind: str, given: str, found: Sequence[str], *, where: str) -> str:
         raise CommandFailed(f"{text}.", exit_code=Exit.NOT_FOUND)
     shown = "".join(f"\n  {each}" for each in found[:CANDIDATES_SHOWN])
     more = "\n  …" if len(found) > CANDIDATES_SHOWN else ""
-    raise CommandFailed(f"{given!r} begins several {kind}s, newest first:{shown}{more}", exit_code=Exit.USAGE)
+    raise CommandFailed(f"{given!r} is the beginning of several {kind}s, newest first:{shown}{more}", exit_code=Exit.USAGE)

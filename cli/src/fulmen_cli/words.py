@@ -27,7 +27,7 @@ WORDS: Final = {
     "algorithms": ("train.commands", "Lists the algorithms; with a name, the inputs and settings of that one."),
     "sweep": (
         "sweep.commands",
-        "Tries settings of a train.toml for a few steps each, and the best of them for more (successive halving).",
+        "Tries settings of a train.toml for a few steps each, and the best of them for longer (successive halving).",
     ),
     "queue": ("rollout.backlog", "Shows queued and running rollouts, and the scheduling rules."),
     "runners": ("runner.commands", "Lists the connected runners."),
@@ -41,11 +41,11 @@ WORDS: Final = {
     ),
     "audit": (
         "project.audit",
-        "Shows the administrative calls that the store has had, newest first. Needs an admin token.",
+        "Shows the administrative calls to the store, newest first. Requires an admin token.",
     ),
     "doctor": (
         "doctor.commands",
-        "Checks this machine and its stack, or a deployment, and says how to fix what is wrong.",
+        "Checks this machine and its stack, or a deployment, and shows how to fix problems.",
     ),
     "support-bundle": (
         "doctor.support",
@@ -57,7 +57,7 @@ WORDS: Final = {
         "run.commands",
         "Training runs: list, watch, compare, pause, roll back, stop. `fulmen train` creates them.",
     ),
-    "model": ("model.commands", "Models: what they need, what was trained, and taking it elsewhere."),
+    "model": ("model.commands", "Models: plan memory, list trained versions, serve, export, upload and download."),
     "exchange": ("exchange.commands", "Gradient exchange between the ranks of a training run."),
     "rollout": ("rollout.commands", "Rollouts: create, inspect, count, change, cancel, delete, export."),
     "annotations": (

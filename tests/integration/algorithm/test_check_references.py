@@ -84,7 +84,7 @@ async def test_everything_that_is_not_there_is_told_at_once(checked) -> None:
     later = '[[stage]]\nalgorithm = "dpo"\n'
     refused = await check(text + data + STAGE + 'reward_model = { model = "judge@1" }\n' + later)
     for problem in (
-        "There are no scores better@2",
+        "The scores better@2",
         "A_KEY: run `fulmen secret set A_KEY`",
         "stage 1 (grpo): policy.version: there is no resources/policy.tool/versions/3",
         "stage 1 (grpo): settings.reward_model: there is no resources/policy.judge/versions/1",

@@ -193,7 +193,7 @@ async def test_the_command_line_uploads_lists_downloads_and_deletes(
     told = await fulmen("upload", folder, "--name", "tiny")
     digest = manifest_digest(manifest_of(folder))
     assert f"projects/a/models/{digest}: 5 files" in told
-    assert "Left out, since they are not read as data: modeling.py." in told
+    assert "Left out, because they are not data files of a model: modeling.py." in told
     assert 'base = "model:tiny"' in told
     assert "nothing to send" in await fulmen("upload", folder)
     assert json.loads((await fulmen("uploaded", "--output", "json"))[2:])[0]["aliases"] == ["tiny"]

@@ -151,7 +151,7 @@ def test_a_command_is_given_input_key_and_models_and_a_wrong_key_is_explained(fo
     assert found["rewards"] == [{"dimension": "reward", "step": None, "span_id": "", "value": 0.75}]
     assert found["outcome"].startswith("hello")
     assert [call["prompt_tokens"] for call in found["model_calls"]] == [2]
-    assert "1 model call came without the attempt's key" in found["hints"][0]
+    assert "1 model call did not use the attempt's key" in found["hints"][0]
 
 
 def test_the_end_of_standard_error_says_why_a_command_failed(folder: Path) -> None:

@@ -168,10 +168,10 @@ async def test_runners_come_with_the_queue_and_go_when_their_work_is_done(stack:
 
 
 async def _the_command_line_shows_and_sets_it(stack: Stack) -> None:
-    await until(stack.record_if(lambda one: one.fleet.startswith("auto 1-2: 2 there, 2 wanted")))
+    await until(stack.record_if(lambda one: one.fleet.startswith("auto 1-2: 2 runners, 2 wanted")))
     status = json.loads(await fulmen(stack, "status", "--output", "json"))
     assert status["healthy"]
-    assert status["record"]["fleet"].startswith("auto 1-2: 2 there, 2 wanted")
+    assert status["record"]["fleet"].startswith("auto 1-2: 2 runners, 2 wanted")
     store = next(each for each in status["record"]["services"] if each["name"] == "store")
     async with (
         aiohttp.ClientSession() as http,

@@ -196,7 +196,7 @@ async def test_two_sets_of_rollouts_are_compared_task_by_task(rollout: Rollout, 
     shown = await rollout("compare", *sides)
     assert [line.split()[1] for line in shown.splitlines()[1:4]] == ['2"', '1"', '0"']
     assert (
-        "2 wins, 1 losses, 0 ties at 3 tasks; mean 0.500 -> 0.833, difference +0.333 (-0.500 to +1.000, 95 %)" in shown
+        "2 wins, 1 losses, 0 ties on 3 tasks; mean 0.500 -> 0.833, difference +0.333 (-0.500 to +1.000, 95 %)" in shown
     )
     told = json.loads(await rollout("compare", *sides, "--output", "json"))
     assert (told["win_count"], told["interval_method"]) == (
@@ -204,4 +204,4 @@ async def test_two_sets_of_rollouts_are_compared_task_by_task(rollout: Rollout, 
         "paired bootstrap over tasks, percentile, 1000 resamples",
     )
     none = await rollout("compare", "--run", "b", "--group-prefix", "x", "--with-run", "a")
-    assert "Both sides have no task in common with a reward." in none
+    assert "The two sides have no task in common with rewards on both." in none

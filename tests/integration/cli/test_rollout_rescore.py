@@ -220,7 +220,7 @@ async def test_a_dry_run_shows_both_rewards_and_keeps_nothing(
 async def test_usage_errors_name_what_to_do(store: StoreHandle, rollouts: list[str], folder: Path) -> None:
     for arguments, text in (
         (["--name", "x"], "Give one grader"),
-        (["--grader", "graders.py:longest"], "Give the scores a name"),
+        (["--grader", "graders.py:longest"], "Name the scores with --name"),
         (["--grader", "nowhere.py:grade", "--name", "x"], "nowhere.py"),
         (["--judge-model", "m", "--judge-min", "9", "--judge-max", "3", "--name", "x"], "must be more than min"),
         (["--judge-min", "1", "--grader", "graders.py:longest", "--name", "x"], "need --judge-model"),

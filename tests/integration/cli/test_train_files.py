@@ -75,7 +75,7 @@ async def test_a_check_says_that_no_service_was_asked_for_gpus(folder: Path) -> 
     words = ["train", str(folder / "train.toml"), "--check", "--state-dir", str(folder / "none")]
     nobody = dict.fromkeys(("FULMEN_STORE_TARGET", "FULMEN_ALGORITHM_TARGET", "FULMEN_LLM_PROXY_TARGET"))
     shown = await asyncio.to_thread(CliRunner().invoke, app, words, env={**nobody, "COLUMNS": "200"})
-    assert "The places of the stages were not planned: no stack is running, and no service is named." in shown.stdout
+    assert "The placement of the stages was not planned: no stack is running, and no service is named." in shown.stdout
     told = await asyncio.to_thread(CliRunner().invoke, app, [*words, "-o", "json"], env=nobody)
     answer = json.loads(told.stdout)
     assert (answer["gpus"], answer["gpus_not_planned"]) == ([], "no stack is running, and no service is named.")

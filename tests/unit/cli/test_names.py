@@ -144,7 +144,7 @@ async def test_an_ambiguous_beginning_lists_the_candidates() -> None:
         await rollout("0192", *ids)
     assert refused.value.exit_code == Exit.USAGE
     assert str(refused.value).split("\n") == [
-        "'0192' begins several rollouts, newest first:", *(f"  {each}" for each in ids[:5]), "  …",
+        "'0192' is the beginning of several rollouts, newest first:", *(f"  {each}" for each in ids[:5]), "  …",
     ]  # fmt: skip
     with pytest.raises(CommandFailed, match=r"several training runs, newest first:\n  a3\n  a2\n  a1$"):
         await run("a", "a3", "b", "a2", "a1")
@@ -159,7 +159,7 @@ async def test_nothing_that_is_meant_is_said(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "x", "0192*", "latest2", f"{UUID}0", "a/rollouts"])
 async def test_what_cannot_begin_an_id_is_wrong_usage(given: str) -> None:
-    with pytest.raises(CommandFailed, match="is no rollout: give") as refused:
+    with pytest.raises(CommandFailed, match="is not a rollout: give") as refused:
         await rollout(given, UUID)
     assert refused.value.exit_code == Exit.USAGE
 

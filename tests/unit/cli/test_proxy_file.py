@@ -182,18 +182,18 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "backend 1.dialect: must be one of openai, anthropic, azure-openai, litellm; did you mean 'openai'?",
         "backend 1.tokens_per_minute: must be a whole number from 1 to 1000000000000",
         "backend 1.base_url: is not of the form http://host:port/v1, without credentials",
-        "backend 2.base_url: is needed: a text",
+        "backend 2.base_url: is required: a text",
         "backend 2.apis: 'chat' is not one of chat-completions, completions, responses, embeddings, messages, count-tokens",
         "route 1.cached: must be true or false",
         "route 1.targets 2.weight: must be a whole number from 0 to 10000",
-        "route 1.targets 3.backend: is needed: a text",
+        "route 1.targets 3.backend: is required: a text",
         "route 1.targets 3.policy_version: needs a policy",
-        "route 1.deadline_s: must be over 0 and at most 86400",
+        "route 1.deadline_s: must be greater than 0 and at most 86400",
         "route 1.overrides.night: no such key; known: train, validation, test",
         "route 1.overrides.train: may not set model",
         "route 1.overrides.validation: must be a table of texts, numbers, booleans, lists and tables, or a text",
         "route 1.overrides.test: must be a JSON object",
-        "route 1.recording.sample_rate: is needed: a number",
+        "route 1.recording.sample_rate: is required: a number",
         "route 1.recording.redact: 'shoes' is not one of email, phone, card_number, api_key, none",
         "route 1.model: 'routes/UPPER' is not of the form routes/{[a-z0-9._-]{1,100}}, not of dots alone",
         "route 1.recording.patterns[0].name: is not of the form [a-z0-9_]{1,32}",
@@ -210,7 +210,7 @@ def test_a_key_of_a_vendor_is_refused_and_not_repeated(tmp_path: Path, key: str)
 
     (problem,) = problems(text, tmp_path)
 
-    assert problem.startswith(f"backend 1.{key}: no key of a vendor stands in this file")
+    assert problem.startswith(f"backend 1.{key}: a vendor's key must not be in this file")
     assert "sk-real" not in problem
 
 
@@ -220,7 +220,7 @@ def test_a_key_of_a_vendor_is_refused_and_not_repeated(tmp_path: Path, key: str)
         ("", "it has no [[backend]] and no [[route]]"),
         ("backend = 3", "backend: must be a list of tables, [[backend]]"),
         ("[[backend]", "Expected ']]'"),
-        ('[[route]]\nmodel = "a"', "route 1.targets: is needed: a list of tables"),
+        ('[[route]]\nmodel = "a"', "route 1.targets: is required: a list of tables"),
         ('[[route]]\nmodel = "a"\ntargets = ["b"]', "route 1.targets: must be a list of tables"),
     ],
 )

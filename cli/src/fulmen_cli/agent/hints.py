@@ -84,8 +84,8 @@ def _about_calls(attempt: Attempt) -> list[str]:
         )
     if attempt.refused:
         found.append(
-            f"{len(attempt.refused)} model call{'s' if len(attempt.refused) > 1 else ''} came without the attempt's "
-            "key and got 401: let the client read OPENAI_API_KEY or ANTHROPIC_API_KEY instead of a key in the code."
+            f"{len(attempt.refused)} model call{'s' if len(attempt.refused) > 1 else ''} did not use the attempt's "
+            "key and were refused with 401: let the client read OPENAI_API_KEY or ANTHROPIC_API_KEY instead of a key in the code."
         )
     failure = attempt.ended.get("failure") or {"kind": NO_REWARD}
     if failure["kind"] == NO_REWARD and not (attempt.calls or attempt.refused or past):

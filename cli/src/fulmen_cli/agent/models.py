@@ -119,7 +119,7 @@ class EchoModel:
         except ValueError:
             request = None
         if not isinstance(request, dict):
-            return _json(400, _refusal("The request is no JSON object."))
+            return _json(400, _refusal("The request is not a JSON object."))
         text = _last_text(request)
         given = _words(request.get("messages") or request.get("input") or request.get("prompt"))
         call = next_call(request, text)

@@ -144,7 +144,7 @@ async def agreement(
     connection: Connection,
     dimension: DimensionOption = "reward",
     level: Annotated[
-        Level, typer.Option(help="What values mean: names, ranks, or numbers of which differences count.")
+        Level, typer.Option(help="What values mean: names, ranks, or numbers whose differences count.")
     ] = Level.INTERVAL,
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
@@ -188,7 +188,7 @@ async def agreement(
     ]
     columns = ("author", "and", "rollouts", "equal", "kappa")
     right = ("rollouts", "equal", "kappa")
-    print_rows(output, columns, rows, messages=list(found.pairs), empty="No two scored the same rollout.", right=right)
+    print_rows(output, columns, rows, messages=list(found.pairs), empty="No rollout was scored by two people.", right=right)
 
 
 async def publish(

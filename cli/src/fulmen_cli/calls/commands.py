@@ -134,9 +134,9 @@ async def rate(
     connection: Connection,
     conversation: ConversationArgument,
     score: Annotated[
-        float | None, typer.Option(help="How good it was, a number; without it, its score is removed.")
+        float | None, typer.Option(help="The score, a number; without it, an earlier score is removed.")
     ] = None,
-    label: Annotated[str, typer.Option(help="A word about it, at most 128 characters.")] = "",
+    label: Annotated[str, typer.Option(help="A label, at most 128 characters.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Says how good a conversation was; replaces what was said before.

@@ -60,16 +60,16 @@ def register(app: typer.Typer) -> None:
 
 async def create(
     connection: Connection,
-    name: Annotated[str, typer.Argument(help="Name of the data set, with which its files begin.")],
+    name: Annotated[str, typer.Argument(help="Name of the data set: the prefix of its files.")],
     selection: Selection,
     kind: Annotated[
         RowKind,
         typer.Option(
             "--as",
-            help="Demonstrations to imitate, or tasks with the recorded answer; one for each conversation, of its longest complete call.",
+            help="Demonstrations to imitate, or tasks with the recorded answer: one for each conversation, from its longest complete call.",
         ),
     ] = RowKind.DEMONSTRATIONS,
-    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the rows that validate.")] = 0.1,
+    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the rows that are used for validation.")] = 0.1,
     folder: Annotated[Path, typer.Option(help="Folder of the files; existing ones are replaced at the end.")] = Path(),
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -84,7 +84,7 @@ async def create(
         fulmen dataset create support --from calls --as tasks --validation 0.2
     """
     if not NAME.fullmatch(name):
-        raise CommandFailed(f"{name!r} is no name: give letters, digits, ., _ and -.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{name!r} is not a valid name: use letters, digits, ., _ and -.", exit_code=Exit.USAGE)
     found = data_set(await _calls(connection, selection), kind, validation_share=validation)
     if not found.train:
         raise CommandFailed(f"No rows: {_told(found)}. No file was written.")
@@ -92,7 +92,7 @@ async def create(
         size_bytes = sum(len(json.dumps(row, ensure_ascii=False).encode()) + 1 for row in rows)
         if size_bytes > MAX_DATASET_BYTES:
             raise CommandFailed(
-                f"The rows have {size_bytes} bytes, of which a file for train.toml may have {MAX_DATASET_BYTES}: give a "
+                f"The rows have {size_bytes} bytes, but a file for train.toml may have at most {MAX_DATASET_BYTES}: give a "
                 "--filter or a smaller --limit. No file was written."
             )
     files = {}

@@ -41,7 +41,7 @@ async def doctor(
     ] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Checks this machine and its stack, or a deployment, and says how to fix what is wrong.
+    """Checks this machine and its stack, or a deployment, and shows how to fix problems.
 
     On this machine: packages, database, disk, memory, clock, ports, tools that agents may need. In a deployment: the token, each
     service and its latency, the store's database, the queue and its runners, versions, clocks, backends.

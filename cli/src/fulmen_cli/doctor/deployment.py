@@ -130,7 +130,7 @@ def clocks(ahead_s: Mapping[str, float]) -> Finding:
         ahead_s: Time by which the clock of each service is ahead of this machine's, seconds.
     """
     if STORE not in ahead_s:
-        return Finding(what="clocks", ok=None, text="not compared: the store did not tell its time")
+        return Finding(what="clocks", ok=None, text="not compared: the store did not report its time")
     store_s = ahead_s[STORE]
     found = {name: each - store_s for name, each in ahead_s.items() if name != STORE} | {"this machine": -store_s}
     wrong = [
@@ -139,7 +139,7 @@ def clocks(ahead_s: Mapping[str, float]) -> Finding:
         if abs(each) > SKEW_S
     ]
     if wrong:
-        advice = "Set the clocks, best by NTP: tokens and deadlines go by them."
+        advice = "Synchronise the clocks, for example by NTP: tokens and deadlines depend on them."
         return Finding(what="clocks", ok=False, text="; ".join(wrong), advice=advice)
     return Finding(what="clocks", ok=True, text=f"all within {SKEW_S:.0f} s of the store's")
 
@@ -229,7 +229,7 @@ async def _queue(client: Services) -> list[Finding]:
         found.append(Finding(what="pause", ok=None, text=f"the queue is {paused}"))
     if stats.paused_agents:
         agents = ", ".join(each.agent for each in stats.paused_agents)
-        text = f"paused, because runners died under them: {agents}"
+        text = f"paused, because their rollouts ended with lost runners: {agents}"
         advice = "See their last rollouts with `fulmen queue`; `fulmen agent resume` resumes them."
         found.append(Finding(what="agents", ok=False, text=text, advice=advice))
     if stats.unmatched:
@@ -287,9 +287,9 @@ async def _resources(client: Services) -> list[Finding]:
     except FulmenError as error:
         return [Finding(what="resources", ok=None, text=f"not checked: {error.message}", advice="See the store's log.")]
     if problems:
-        advice = "Services set them aside. Publish a new version, or put the route or backend again."
+        advice = "Services ignore them. Publish a new version, or put the route or backend again."
         return [Finding(what="resources", ok=False, text=f"unreadable: {'; '.join(problems)}", advice=advice)]
-    return [Finding(what="resources", ok=True, text="services can read all that they act on")]
+    return [Finding(what="resources", ok=True, text="services can read all resources that they use")]
 
 
 async def _unowned_runs(client: Services) -> list[Finding]:
@@ -327,9 +327,9 @@ def engines(runs: Sequence[training_run_pb2.TrainingRun]) -> list[Finding]:
     short = [run for run in serving if run.ready_engine_count < run.engine_count]
     if short:
         counts = [f"{each.ready_engine_count} of {each.engine_count} of {each.name}" for each in short[:RUNS_SHOWN]]
-        advice = "They start, or are restarted: `fulmen run watch` says why (docs/engines.md)."
+        advice = "They are starting or being restarted: `fulmen run watch` shows why (docs/engines.md)."
         return [Finding(what="engines", ok=None, text=f"ready: {', '.join(counts)}", advice=advice)]
-    return [Finding(what="engines", ok=True, text=f"all {sum(run.engine_count for run in serving)} take calls")]
+    return [Finding(what="engines", ok=True, text=f"all {sum(run.engine_count for run in serving)} accept calls")]
 
 
 async def _backends(connection: Connection, target: str, what: str) -> Finding:
@@ -397,4 +397,4 @@ async def _call(client: Services, model: str) -> Finding:
     )
 
 
-_MODELS: Final = "`fulmen proxy routes` lists the models, `fulmen proxy health` says how their backends do."
+_MODELS: Final = "`fulmen proxy routes` lists the models, `fulmen proxy health` shows the health of their backends."

@@ -89,7 +89,7 @@ def disk(path: Path) -> Finding:
     existing = next(each for each in (path, *path.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     ok = free >= MIN_DISK_BYTES
-    advice = "" if ok else "Make room, or choose another folder with --state-dir."
+    advice = "" if ok else "Free disk space, or choose another folder with --state-dir."
     return Finding(what="disk", ok=ok, text=f"{free / GIB:.1f} GiB free at {existing}", advice=advice)
 
 
@@ -132,7 +132,7 @@ def ports(folder: StackFolder) -> Finding:
     text = "; ".join(f"in use by {owner}: {', '.join(names)}" for owner, names in owners.items() if names)
     if not owners["another program"]:
         return Finding(what="ports", ok=True, text=text)
-    advice = "" if own else "`fulmen up` chooses others by itself, or set them with --port NAME=NUMBER."
+    advice = "" if own else "`fulmen up` chooses other ports automatically, or set them with --port NAME=NUMBER."
     return Finding(what="ports", ok=None, text=text, advice=advice)
 
 
@@ -149,7 +149,7 @@ def stack(folder: StackFolder, status: StackStatus | None) -> Finding:
     return Finding(
         what="stack",
         ok=False,
-        text=f"one runs on {folder.path}; not serving: {', '.join(ill) or status.record.state.value}",
+        text=f"running on {folder.path}; not ready: {', '.join(ill) or status.record.state.value}",
         advice=f"See `fulmen logs {ill[0]}`." if ill else "See `fulmen status`.",
     )
 

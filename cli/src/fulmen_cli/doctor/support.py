@@ -43,7 +43,7 @@ PAGE_SIZE: Final = 200
 # What of the environment matters: our own, and what changes how we connect.
 PREFIXES: Final = ("FULMEN_", "OTEL_", "GRPC_")
 README: Final = """\
-What `fulmen support-bundle` has collected. Look through it before you give it away.
+Diagnostics collected by `fulmen support-bundle`. Review them before you share them.
 
 doctor.json       what `fulmen doctor` says
 versions.json     Python, system, installed packages

@@ -51,7 +51,7 @@ async def status(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="HOST:PORT of an algorithm service that holds shards. May be repeated. By default those of the run's settings."
+            help="HOST:PORT of an algorithm service that holds shards. May be repeated. By default the services in the run's settings."
         ),
     ] = None,
     watch: WatchOption = False,

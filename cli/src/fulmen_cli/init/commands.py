@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def init(
     folder: Annotated[Path, typer.Argument(help="Where the files are written; created if missing.")] = Path(),
     framework: Annotated[
-        Framework | None, typer.Option(help="What the agent is written with; by default `plain`, the openai package.")
+        Framework | None, typer.Option(help="Framework of the agent; by default `plain`, the openai package.")
     ] = None,
     algorithm: Annotated[
         Algorithm,
@@ -69,7 +69,7 @@ def init(
     where = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     screen.print(f"Try it: {where}fulmen agent check train.toml --fake-model", markup=False, soft_wrap=True)
     if own_app is not None and algorithm is Algorithm.APO:
-        screen.print("Let the app ask for the prompt to use: fulmen.prompt(), or the variable FULMEN_PROMPTS.")
+        screen.print("Let the app request the prompt to use: fulmen.prompt(), or the variable FULMEN_PROMPTS.")
     if own_app is not None:
         screen.print("Then replace tasks/*.jsonl by tasks of your app, and the rule in grader.py.")
     elif algorithm is not Algorithm.APO:
@@ -78,7 +78,7 @@ def init(
 
 def demo(
     folder: Annotated[
-        Path, typer.Argument(help="Where its files and its state are kept; a project of an earlier demo is used again.")
+        Path, typer.Argument(help="Where its files and its state are kept; the project of an earlier demo is reused.")
     ] = Path("fulmen-demo"),
     assignments: Annotated[
         list[str] | None,
@@ -134,7 +134,7 @@ def write_project(
     agent = agent_of(framework or Framework.PLAIN)
     if own_app is not None:
         if framework is not None:
-            problems.append("give --framework or --from, not both: an app that exists is not written anew")
+            problems.append("give --framework or --from, not both: an existing app is not rewritten")
         agent = _own_agent(own_app, folder, agent, problems)
     if folder.exists() and not folder.is_dir():
         problems.append(f"{folder} is not a folder")

@@ -217,11 +217,11 @@ name = "{name}"
 _POLICY: Final = """\
 # The model that is trained.
 [policy]
-# The name by which the agent asks for it.
+# The model name that the agent requests.
 name = "{model}"
-# Where its first weights come from: a function that makes a tiny model here, which then imitates the demonstrations.
+# Its first weights: here a function that makes a tiny model, which then imitates the demonstrations.
 build = "make_model.py:build"
-# Or a real model: one of a hub, which is downloaded when the run starts, or a folder. Take out the line above.
+# Or a real model: one of a hub, which is downloaded when the run starts, or a folder. Remove the line above.
 # base = "hf:Qwen/Qwen3-0.6B"
 # path = "../Qwen3-0.6B"
 """
@@ -260,7 +260,7 @@ demonstrations = "tasks/demonstrations.jsonl"
 train = "tasks/train.jsonl"
 # Tasks by which prompts are compared at the end.
 validation = "tasks/validation.jsonl"
-# The prompt that is improved. The agent asks for the one to use.
+# The prompt that is improved. The agent requests the one to use.
 prompt = "prompt.md"
 """,
     }
@@ -304,9 +304,9 @@ validate_every = 5
         Algorithm.APO: (
             """\
 # No [policy]: no weights are trained. The agent's model, `assistant`, and the critic's are routes of the proxy, to a vendor or to
-# a server of yours; docs/backends.md says how to add them.
+# a server of yours; docs/backends.md explains how to add them.
 
-# Searches for a better prompt: a critic says what is wrong with answers, and rewrites the prompt.
+# Searches for a better prompt: a critic describes what is wrong with answers, and rewrites the prompt.
 [[stage]]
 algorithm = "apo"
 # Rounds of the search.
@@ -316,7 +316,7 @@ critic = { model = "critic" }
 # Prompts kept after each round, and rewritten into how many each.
 beam_width = 2
 branch_factor = 2
-# Answers that the critic sees at once.
+# Answers that the critic sees together.
 gradient_tasks = 4
 # Prompts are compared on this many tasks; the better half is compared on more.
 selection = { kind = "halving", tasks = 4 }

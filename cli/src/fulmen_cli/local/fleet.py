@@ -219,7 +219,7 @@ class FleetKeeper:
         count = self._runners.runner_count() + len(untold)
         work_s = demand.predicted_work.ToTimedelta().total_seconds()
         self._runners.fleet_changed(
-            f"auto {limits.minimum}-{limits.maximum}: {count} there, {demand.desired_runner_count} wanted "
+            f"auto {limits.minimum}-{limits.maximum}: {count} runners, {demand.desired_runner_count} wanted "
             f"(queued {demand.queued_count}, running {demand.running_count}, work of {work_s:.0f} s)"
         )
         change = self._pace.decide(now_s=self._clock(), wanted=demand.desired_runner_count, count=count)

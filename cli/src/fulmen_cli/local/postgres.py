@@ -171,7 +171,7 @@ class EmbeddedPostgres:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
             return "is shutting down"
-        return "recovers from a crash, or starts"
+        return "is recovering from a crash, or starting"
 
     def give_up(self) -> None:
         """Ends a `start` that waits in another thread."""

@@ -16,7 +16,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    model = new_group("Models: what they need, what was trained, and taking it elsewhere.")
+    model = new_group("Models: plan memory, list trained versions, serve, export, upload and download.")
     app.add_typer(model, name="model")
     local_command(model, "plan")(plan)
     remote_command(model, "list")(list_models)

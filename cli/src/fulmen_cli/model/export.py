@@ -83,7 +83,7 @@ async def merge_lora(
 async def _write(folder: Path, lineage: Lineage, fill: Callable[[Path, Path], Awaitable[None]], output: Output) -> None:
     """Writes a folder of a model with its card; it appears whole or not at all."""
     if folder.exists():
-        raise CommandFailed(f"{folder} exists already: name a new folder.", exit_code=Exit.CONFLICT)
+        raise CommandFailed(f"{folder} already exists: name a new folder.", exit_code=Exit.CONFLICT)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder.parent) as aside:
         target = Path(aside) / "model"
@@ -104,7 +104,7 @@ def _adapter(version: PolicyVersion, given: str) -> str:
     chosen = given or (version.adapters[0] if len(version.adapters) == 1 else "")
     if chosen not in version.adapters:
         known = ", ".join(version.adapters)
-        raise CommandFailed(f"{version.short} has the adapters {known}: choose one by --adapter.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{version.short} has the adapters {known}: choose one with --adapter.", exit_code=Exit.USAGE)
     return chosen
 
 

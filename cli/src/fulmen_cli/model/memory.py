@@ -84,7 +84,7 @@ class EnginePlan:
     Attributes:
         gpus: GPUs over which matrices and heads are split, `tensor_parallel`.
         nodes: Machines over which layers are split, each with so many GPUs.
-        sequences: Calls at a time.
+        sequences: Concurrent calls.
         length: Tokens of a call, prompt and answer together.
         number_bytes: Bytes of a weight, and of a number in the cache.
     """

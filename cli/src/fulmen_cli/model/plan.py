@@ -76,7 +76,7 @@ class PlanOptions:
         bool, typer.Option("--engine/--no-engine", help="Whether vLLM serves the policy on the same GPUs.")
     ] = True
     tensor_parallel: Annotated[int, typer.Option(min=1, max=1024, help="GPUs over which the engine is split.")] = 1
-    max_sequences: Annotated[int, typer.Option(min=1, help="Calls at a time.")] = 16
+    max_sequences: Annotated[int, typer.Option(min=1, help="Concurrent calls.")] = 16
     max_model_len: Annotated[int, typer.Option(min=1, help="Tokens of a call, prompt and answer together.")] = 4096
 
     @property

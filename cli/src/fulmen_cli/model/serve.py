@@ -44,7 +44,7 @@ async def serve(
     model: Annotated[str, typer.Argument(help=f"The model: {FORMS}.")],
     hours: Annotated[float, typer.Option(min=0.01, max=720, help="Time for which its engine is held.")] = 1.0,
     stop: Annotated[bool, typer.Option("--stop", help="Stop holding it instead.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Maximum wait until it answers, seconds.")] = 300.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum time to wait for its first answer, seconds.")] = 300.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Serves a trained model without a training, and shows how to call it once it answers.
@@ -98,7 +98,7 @@ async def _stop(client: Services, policy: str, active: list[pb.TrainingRun]) -> 
         raise CommandFailed(f"Nothing holds {policy}.", exit_code=Exit.NOT_FOUND)
     for run in active:
         await client.training_runs.CancelTrainingRun(service_pb.CancelTrainingRunRequest(name=run.name))
-    console().print(f"{policy} is no longer held; its engine serves on until its slot is needed.", markup=False)
+    console().print(f"{policy} is no longer held; its engine keeps serving until its slot is needed.", markup=False)
 
 
 async def _created(client: Services, connection: Connection, version: str, policy: str, hours: float) -> pb.TrainingRun:

@@ -64,7 +64,7 @@ def hub_library() -> ModuleType:
     try:
         import huggingface_hub.errors
     except ImportError:
-        raise CommandFailed("The library for hubs is missing: `pip install 'fulmen-cli[hub]'`.") from None
+        raise CommandFailed("The library for model hubs is not installed: `pip install 'fulmen-cli[hub]'`.") from None
     return huggingface_hub
 
 
@@ -75,9 +75,9 @@ def _read(file: Path) -> dict[str, Any]:
         text = f"{file} cannot be read: {error.strerror}. Give {FORMS}."
         raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
     except (ValueError, RecursionError):
-        raise CommandFailed(f"{file} is no JSON.", exit_code=Exit.USAGE) from None
+        raise CommandFailed(f"{file} is not JSON.", exit_code=Exit.USAGE) from None
     if not isinstance(config, dict):
-        raise CommandFailed(f"{file} is no configuration of a model.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{file} is not a model's configuration.", exit_code=Exit.USAGE)
     return config
 
 
@@ -85,7 +85,7 @@ def _from_hub(given: str) -> Path:
     try:
         name = HubName.parse(given)
     except ValueError as error:
-        raise CommandFailed(f"{given} is no model: it {error}.", exit_code=Exit.USAGE) from None
+        raise CommandFailed(f"{given} is not a model: it {error}.", exit_code=Exit.USAGE) from None
     hub = hub_library()
     try:
         return Path(hub.hf_hub_download(name.repository, CONFIG, revision=name.revision))
@@ -111,6 +111,6 @@ def _sizes(given: str) -> dict[str, Any]:
         try:
             config[name.strip()] = json.loads(value)
         except ValueError:
-            text = f"{pair!r} is no size: write it as in config.json, such as hidden_size=1024."
+            text = f"{pair!r} is not a size: write it as in config.json, such as hidden_size=1024."
             raise CommandFailed(text, exit_code=Exit.USAGE) from None
     return config

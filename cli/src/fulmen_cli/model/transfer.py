@@ -62,7 +62,7 @@ async def upload(
         fulmen model upload ./qwen3-0.6b --output json
     """
     if not folder.is_dir():
-        raise CommandFailed(f"There is no folder {folder}.", exit_code=Exit.NOT_FOUND)
+        raise CommandFailed(f"The folder {folder} does not exist.", exit_code=Exit.NOT_FOUND)
     screen = console()
     screen.quiet = output is Output.JSON
     async with connection.open() as client:
@@ -173,7 +173,7 @@ def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `fulmen model export` has written.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="organisation/name on the hub.")],
     public: Annotated[bool, typer.Option("--public", help="Create it public; by default it is private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; ask no hub.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; do not contact the hub.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Uploads an exported model to a repository of the hub, which is created if need be.
@@ -193,7 +193,7 @@ def push(
     try:
         files = pushed_files(folder)
     except FileNotFoundError:
-        text = f"{folder} holds no model: write one with `fulmen model export`."
+        text = f"{folder} contains no model: write one with `fulmen model export`."
         raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
     url = "" if dry_run else _pushed(folder, name, public=public)
     if output is Output.JSON:
@@ -253,7 +253,7 @@ async def _uploaded(client: Services, screen: Console, folder: Path, *, project:
     )
     if done.left_out:
         more = f" and {len(done.left_out) - SHOWN_FILES} more" if len(done.left_out) > SHOWN_FILES else ""
-        text = f"Left out, since they are not read as data: {', '.join(done.left_out[:SHOWN_FILES])}{more}."
+        text = f"Left out, because they are not data files of a model: {', '.join(done.left_out[:SHOWN_FILES])}{more}."
         screen.print(text, markup=False, soft_wrap=True)
     return done
 

@@ -32,7 +32,7 @@ async def find_version(given: str, connection: Connection, client: Services) -> 
     if not given.startswith(POLICY_PREFIX):
         match = _GIVEN.fullmatch(given.removeprefix("policy."))
         if match is None:
-            raise CommandFailed(f"{given!r} is no version of a policy: give {FORMS}.", exit_code=Exit.USAGE)
+            raise CommandFailed(f"{given!r} is not a version of a policy: give {FORMS}.", exit_code=Exit.USAGE)
         policy, version = match.groups()
         kind = "versions" if version and version.isdecimal() else "aliases"
         name = f"{POLICY_PREFIX}{policy}" + (f"/{kind}/{version}" if version else "")
@@ -103,7 +103,7 @@ async def _rebuilt(chain: Iterable[PolicyVersion], aside: Path) -> Path:
         from fulmen_algorithm.runs.ports import ChainLink
     except ImportError:
         raise CommandFailed(
-            f"{links[-1][1].short} is a difference from an earlier version, which the algorithm service's package puts together: "
+            f"{links[-1][1].short} is a difference from an earlier version; assembling it needs the algorithm service's package: "
             "`pip install fulmen-algorithm`."
         ) from None
     try:

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 async def audit(
     connection: Connection,
-    project: Annotated[str, typer.Option(help="Only this project; by default all that the token may see.")] = "",
+    project: Annotated[str, typer.Option(help="Only this project; by default all that the token has access to.")] = "",
     actor: Annotated[str, typer.Option(help="Only of this actor, the subject of a token.")] = "",
     action: Annotated[str, typer.Option(help="Only this rpc or service, such as IssueToken or ProjectService.")] = "",
     errors: Annotated[bool, typer.Option("--errors", help="Only calls that were refused or failed.")] = False,
@@ -35,7 +35,7 @@ async def audit(
     limit: Annotated[int, typer.Option(min=1, help="Maximum number, newest first.")] = 100,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows the administrative calls that the store has had, newest first. Needs an admin token.
+    """Shows the administrative calls to the store, newest first. Requires an admin token.
 
     Example:
 

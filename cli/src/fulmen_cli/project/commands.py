@@ -30,7 +30,7 @@ ON_OFF: Final = {"on": True, "off": False}
 
 NameArgument = Annotated[str, typer.Argument(help="For example team-a, or projects/team-a.")]
 WeightOption = Annotated[
-    int | None, typer.Option(help="Share of the runners against other projects, 1 to 1000; by default 100.")
+    int | None, typer.Option(help="Share of the runners relative to other projects, 1 to 1000; by default 100.")
 ]
 RunningOption = Annotated[int | None, typer.Option(help="Quota of running rollouts; 0: unlimited.")]
 QueuedOption = Annotated[int | None, typer.Option(help="Quota of queued rollouts; 0: unlimited.")]
@@ -190,7 +190,7 @@ async def delete(
     connection: Connection,
     name: NameArgument,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the rollouts that run; otherwise they forbid it.")
+        bool, typer.Option("--cancel", help="Cancel running rollouts; without it, a project with running rollouts is not deleted.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -216,7 +216,7 @@ async def delete(
 async def pause(
     connection: Connection,
     name: NameArgument = "",
-    reason: Annotated[str, typer.Option(help="Why, for those who look at the queue.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, shown to people who look at the queue.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Pauses a project's queue, by default that of the token's project: its rollouts are not handed to runners.
@@ -251,7 +251,7 @@ async def resume(connection: Connection, name: NameArgument = "", output: Output
     if output is Output.JSON:
         print_json(as_dict(answer))
     else:
-        console().print("Resumed." if answer.was_paused else "It was not paused.")
+        console().print("Resumed." if answer.was_paused else "The queue was not paused.")
 
 
 def project_name(given: str) -> str:

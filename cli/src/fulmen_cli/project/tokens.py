@@ -84,7 +84,7 @@ def sign(
     ] = "",
     days: Annotated[float, typer.Option(min=0.001, max=3650, help="Lifetime, days.")] = 30,
     signing_key_file: Annotated[
-        Path | None, typer.Option(help="The deployment's signing key; by default that of the local stack.")
+        Path | None, typer.Option(help="The deployment's signing key; by default the key of the local stack.")
     ] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Prints a new signing key instead.")] = False,
     attempt_key_secret: Annotated[
@@ -153,7 +153,7 @@ async def issue(
         print_json(as_dict(issued))
         return
     sys.stdout.write(issued.token + "\n")
-    sys.stderr.write(f"token id {issued.token_id}, good until {when(issued.info.expire_time)} (UTC)\n")
+    sys.stderr.write(f"token id {issued.token_id}, valid until {when(issued.info.expire_time)} (UTC)\n")
 
 
 async def revoke(
@@ -208,7 +208,7 @@ async def list_tokens(
 def _signing_key(path: Path) -> str:
     if not path.is_file():
         raise CommandFailed(
-            f"There is no signing key {path}: name one with --signing-key-file, or start a stack with `fulmen up`.",
+            f"The signing key {path} does not exist: name one with --signing-key-file, or start a stack with `fulmen up`.",
             exit_code=Exit.NOT_FOUND,
         )
     key = path.read_text(encoding="utf-8").strip()

@@ -28,7 +28,7 @@ async def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Such as proxy.toml; its name identifies what it owns.")],
     watch: Annotated[bool, typer.Option("--watch", help="Apply it again whenever it changes, until Ctrl-C.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check the file; no service is called.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what the file owns; it may be gone.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what the file owns; the file itself need not exist.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Makes the proxy's backends and routes those of a file: what it names is added or replaced, what it named before is deleted.
@@ -78,7 +78,7 @@ async def _watch(connection: Connection, file: Path, output: Output, *, applied:
                 _show(await _sent(connection, _request(file, content)), file, output)
                 applied, told = content, ""
             except (ConfigError, ArgumentInvalid) as error:
-                _warn(f"{error}\nThe set before stays in force.")
+                _warn(f"{error}\nThe previous configuration remains in effect.")
                 applied = content
             except FulmenError as error:
                 if (text := f"{error} Trying again.") != told:

@@ -55,13 +55,13 @@ class BackendOptions:
 
     dialect: Annotated[Dialect, typer.Option(help="API dialect.")] = Dialect.OPENAI
     provider: Annotated[
-        str, typer.Option(help="Vendor in LiteLLM's words, such as gemini or bedrock, for --dialect litellm.")
+        str, typer.Option(help="LiteLLM's name of the vendor, such as gemini or bedrock, for --dialect litellm.")
     ] = ""
     region: Annotated[str, typer.Option(help="Region of that vendor, if its address does not name it.")] = ""
     engine: Annotated[Engine | None, typer.Option(help="Inference engine, if known.")] = None
     api: Annotated[
         list[Api] | None,
-        typer.Option("--api", help="API that it serves itself, if not the dialect's usual ones. May be repeated."),
+        typer.Option("--api", help="API that it serves natively, if not the dialect's usual ones. May be repeated."),
     ] = None
     api_version: Annotated[str, typer.Option(help="API version; required by Azure.")] = ""
     key_name: Annotated[
@@ -86,7 +86,7 @@ class BackendOptions:
         typer.Option("--header", help="NAME=VALUE: a further header of every request to it. May be repeated."),
     ] = None
     drop_params: Annotated[
-        bool, typer.Option("--drop-params", help="Leave out parameters that its API cannot express; else refuse them.")
+        bool, typer.Option("--drop-params", help="Drop parameters that its API cannot express; otherwise refuse such calls.")
     ] = False
 
 
@@ -226,7 +226,7 @@ def traits(backend: backend_pb2.Backend) -> list[tuple[str, str]]:
     limits = [
         f"{backend.requests_per_minute:,} requests a minute" if backend.requests_per_minute else "",
         f"{backend.tokens_per_minute:,} tokens a minute" if backend.tokens_per_minute else "",
-        f"{backend.max_in_flight:,} at once" if backend.max_in_flight else "",
+        f"{backend.max_in_flight:,} concurrent requests" if backend.max_in_flight else "",
     ]
     apis = [backend_pb2.Api.Name(each).removeprefix("API_").lower().replace("_", "-") for each in backend.apis]
     found = [

@@ -117,7 +117,7 @@ async def call(
     api: Annotated[CallApi, typer.Option(help="API of the call.")] = CallApi.CHAT,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Maximum tokens of the answer; of messages by default {DEFAULT_MAX_TOKENS}."),
+        typer.Option(min=1, help=f"Maximum tokens of the answer; with --api messages by default {DEFAULT_MAX_TOKENS}."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -81,21 +81,21 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
         "dialect": Key(
             kind=Kind.TEXT,
             words=("openai", "anthropic", "azure-openai", "litellm"),
-            text="API that it speaks; `openai` by default. `litellm` is the vendor's own, called through LiteLLM.",
+            text="API dialect; `openai` by default. With `litellm` the vendor's own API is called through LiteLLM.",
         ),
         "provider": Key(
-            kind=Kind.TEXT, text="Vendor in LiteLLM's words, such as `gemini` or `bedrock`; needed for `litellm`."
+            kind=Kind.TEXT, text="LiteLLM's name of the vendor, such as `gemini` or `bedrock`; required for `litellm`."
         ),
         "region": Key(kind=Kind.TEXT, text="Region of that vendor, where `base_url` does not name it."),
-        "api_version": Key(kind=Kind.TEXT, text="`api-version` of Azure, where it is needed, or `anthropic-version`."),
+        "api_version": Key(kind=Kind.TEXT, text="`api-version` of Azure, where it is required, or `anthropic-version`."),
         "apis": Key(
             kind=Kind.TEXTS,
             words=("chat-completions", "completions", "responses", "embeddings", "messages", "count-tokens"),
-            text="APIs that it serves itself; calls of others are translated. By default those that are usual for it.",
+            text="APIs that it serves natively; calls of other APIs are translated. By default the usual APIs of its dialect.",
         ),
         "key_name": Key(
             kind=Kind.TEXT,
-            text="Name of its API key: of a secret (`fulmen secret set`), of the proxy's setting, or of a vendor. Not the key.",
+            text="Name of its API key: a secret (`fulmen secret set`), an entry of the proxy's setting, or a vendor. Not the key itself.",
         ),
         "engine": Key(kind=Kind.TEXT, words=("vllm", "sglang"), text="Engine, whose health and load are read."),
         "returns_token_ids": Key(kind=Kind.FLAG, text="Whether it can return token ids and log-probabilities."),
@@ -103,7 +103,7 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
             kind=Kind.TEXT, text="Path of the health check, such as `/health`; by default the engine's own."
         ),
         "max_in_flight": Key(
-            kind=Kind.WHOLE, most=10**6, text="Concurrent calls of each proxy process; 1024 by default. More wait."
+            kind=Kind.WHOLE, most=10**6, text="Concurrent calls of each proxy process; 1024 by default. Further calls wait."
         ),
         "requests_per_minute": Key(
             kind=Kind.WHOLE, most=10**9, text="Calls per minute over all proxies; without it there is no limit."
@@ -116,14 +116,14 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
         "model": Key(
             kind=Kind.TEXT, needed=True, text="Model name that callers use, 1 to 100 characters of `[a-z0-9._-]`."
         ),
-        "targets": Key(kind=Kind.TABLES, needed=True, text="Where calls go, 1 to 64: tables `[[route.targets]]`."),
+        "targets": Key(kind=Kind.TABLES, needed=True, text="Targets of the calls, 1 to 64: tables `[[route.targets]]`."),
         "balancing": Key(
             kind=Kind.TEXT,
             words=("sticky", "prefix-cache", "least-outstanding"),
             text="How one of several replicas is chosen; `sticky` by default.",
         ),
         "fallbacks": Key(
-            kind=Kind.TEXTS, text="Models of this file whose routes answer when no target can, at most 4."
+            kind=Kind.TEXTS, text="Fallbacks: models of this file whose routes answer when no target can, at most 4."
         ),
         "deadline_s": Key(
             kind=Kind.NUMBER, text="Timeout for the answer, or for the first event of a stream, seconds."
@@ -137,7 +137,7 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
     },
     "route.targets": {
         "backend": Key(kind=Kind.TEXT, needed=True, text="Name of a backend of this file."),
-        "model": Key(kind=Kind.TEXT, text="Model name that the backend is sent; by default the public one."),
+        "model": Key(kind=Kind.TEXT, text="Model name sent to the backend; by default the public one."),
         "weight": Key(
             kind=Kind.WHOLE, least=0, most=10_000, text="Share of the calls among the targets; 1 by default."
         ),
@@ -156,15 +156,15 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
     },
     "route.recording": {
         "sample_rate": Key(
-            kind=Kind.NUMBER, needed=True, text="Share of the calls that are recorded, over 0 and at most 1."
+            kind=Kind.NUMBER, needed=True, text="Share of the calls that are recorded, greater than 0 and at most 1."
         ),
         "redact": Key(
             kind=Kind.TEXTS,
             words=(*REDACTIONS, NO_REDACTION),
-            text="Built-in rules of what is replaced; by default all.",
+            text="Built-in redaction rules; by default all.",
         ),
         "patterns": Key(
-            kind=Kind.TABLE, text="Further rules: regular expressions by the word that replaces what they find."
+            kind=Kind.TABLE, text="Further rules: a regular expression for each word that replaces its matches."
         ),
         "retention_days": Key(kind=Kind.NUMBER, text="How long calls are kept, days; 30 by default."),
     },
@@ -217,7 +217,7 @@ def _backend(table: TableReader) -> backend_pb2.Backend:
     for key in _KEYS_OF_VENDORS:
         if key in table:
             table.problem(
-                key, "no key of a vendor stands in this file: store it (`fulmen secret set`), and name it by key_name"
+                key, "a vendor's key must not be in this file: store it (`fulmen secret set`), and name it with key_name"
             )
     given = _values(table, "backend", ignored=_KEYS_OF_VENDORS)
     backend = backend_pb2.Backend(
@@ -321,13 +321,13 @@ def _value(table: TableReader, name: str, key: Key) -> Any:
         case Kind.NUMBER:
             found = table.number(name)
             if key.needed and name not in table:
-                table.problem(name, "is needed: a number")
+                table.problem(name, "is required: a number")
             return found
         case Kind.FLAG:
             return table.flag(name)
         case Kind.TABLE | Kind.TABLES:
             if key.needed and name not in table:
-                table.problem(name, "is needed: a list of tables")
+                table.problem(name, "is required: a list of tables")
             return name in table
 
 
@@ -336,7 +336,7 @@ def _duration(table: TableReader, key: str, given: float | None, most: int) -> D
     if given is None:
         return None
     if not 0 < given <= most:
-        table.problem(key, f"must be over 0 and at most {most}")
+        table.problem(key, f"must be greater than 0 and at most {most}")
         return None
     duration = Duration()
     duration.FromNanoseconds(round(given * 1e9))

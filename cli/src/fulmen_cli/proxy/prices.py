@@ -51,13 +51,13 @@ def import_prices(
     known = {str(each.get("litellm_provider")) for each in models.values()}
     if unknown := sorted(wanted - known):
         raise CommandFailed(
-            f"{file} has no models of {', '.join(unknown)}. It has those of {', '.join(sorted(known))}.",
+            f"{file} has no models of {', '.join(unknown)}. It has models of {', '.join(sorted(known))}.",
             exit_code=Exit.USAGE,
         )
     chosen = {name: each for name, each in models.items() if not wanted or each.get("litellm_provider") in wanted}
     prices = dict(_prices(chosen))
     if not prices:
-        raise CommandFailed(f"{file} has no prices by the token.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{file} has no prices per token.", exit_code=Exit.USAGE)
     try:
         to.write_text(json.dumps(prices, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     except OSError as error:
@@ -65,10 +65,10 @@ def import_prices(
     tiered = sum(any("_above_" in key for key in chosen[name]) for name in prices)
     left = len(chosen) - len(prices)
     console().print(
-        f"{len(prices)} prices in {to}; {left} models without a price by the token.", markup=False, soft_wrap=True
+        f"{len(prices)} prices in {to}; {left} models without a price per token.", markup=False, soft_wrap=True
     )
     if tiered:
-        sys.stderr.write(f"warning: of these, {tiered} cost more for long prompts, which the proxy does not count.\n")
+        sys.stderr.write(f"warning: of these, {tiered} cost more for long prompts, which the proxy does not take into account.\n")
 
 
 def _models(file: Path) -> dict[str, dict[str, Any]]:
@@ -81,7 +81,7 @@ def _models(file: Path) -> dict[str, dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise CommandFailed(f"{file} is not JSON: {error}.", exit_code=Exit.USAGE) from None
     if not isinstance(document, dict) or not all(isinstance(each, dict) for each in document.values()):
-        raise CommandFailed(f"{file} is not an object of objects, one of each model.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{file} is not a JSON object with an object for each model.", exit_code=Exit.USAGE)
     return {name: each for name, each in document.items() if name != _NOT_A_MODEL}
 
 

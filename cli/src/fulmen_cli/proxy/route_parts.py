@@ -26,7 +26,7 @@ SECONDS_PER_DAY: Final = 86_400
 class RecordingOptions:
     """What a route records."""
 
-    sample: Annotated[float, typer.Option(help="Share of the calls, over 0 and at most 1.")] = 1.0
+    sample: Annotated[float, typer.Option(help="Share of the calls, greater than 0 and at most 1.")] = 1.0
     redact: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(REDACTIONS)}, or {NO_REDACTION}. May be repeated. By default all of them."),
@@ -36,7 +36,7 @@ class RecordingOptions:
         typer.Option(help="NAME=REGEX: a match is replaced by [NAME]. May be repeated."),
     ] = None
     retention_days: Annotated[float, typer.Option(help="How long calls are kept, days.")] = 30
-    off: Annotated[bool, typer.Option("--off", help="Record nothing any more; what is recorded stays.")] = False
+    off: Annotated[bool, typer.Option("--off", help="Stop recording; recorded calls are kept.")] = False
 
 
 async def canary(

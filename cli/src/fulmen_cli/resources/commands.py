@@ -74,7 +74,7 @@ async def show(
     resource: Annotated[
         str, typer.Argument(help="Such as policy.arithmetic or resources/policy.arithmetic/versions/3.")
     ],
-    raw: Annotated[bool, typer.Option("--raw", help="Print the content alone, unchanged.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print only the content, unchanged.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Shows a version and its content; by default the newest.

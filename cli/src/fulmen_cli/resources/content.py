@@ -55,7 +55,7 @@ def packed_content(kind: str, content: bytes) -> tuple[bytes, str]:
         else:
             text_format.Parse(text, message)
     except (DecodeError, json_format.ParseError, text_format.ParseError) as error:
-        raise ContentInvalid(f"This is no {full_name}: {error}") from None
+        raise ContentInvalid(f"This is not a {full_name}: {error}") from None
     return message.SerializeToString(deterministic=True), media_type
 
 
@@ -77,5 +77,5 @@ def shown_content(version: resource_pb2.ResourceVersion) -> str:
         return text
     message_class = _MESSAGES.get(version.kind)
     if message_class is not None:
-        return f"({version.size_bytes} bytes that are no {message_class.DESCRIPTOR.full_name})"
+        return f"({version.size_bytes} bytes that are not a {message_class.DESCRIPTOR.full_name})"
     return f"({version.size_bytes} bytes, not text; --raw writes them)"

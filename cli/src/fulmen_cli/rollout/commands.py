@@ -104,7 +104,7 @@ async def list_rollouts(
     order_by: Annotated[
         str,
         typer.Option(
-            help="Order by these fields, separated by commas, each with `desc` behind it for the largest first: "
+            help="Order by these fields, separated by commas, each followed by `desc` for the largest first: "
             "priority, create_time, end_time, reward, duration, prompt_token_count, completion_token_count, "
             "token_count, cost_micros. By default newest first.",
         ),
@@ -154,7 +154,7 @@ async def show(
     connection: Connection,
     rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}.")],
     printed: Annotated[
-        bool, typer.Option("--printed", help="Show the end of what each attempt's agent printed, too.")
+        bool, typer.Option("--printed", help="Also show the end of what each attempt's agent printed.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -190,7 +190,7 @@ async def _pause(client: Services, rollout: rollout_pb2.Rollout) -> str:
     if stats.HasField("pause_time"):
         return f"Its queue is {pause_text(stats)}."
     if any(each.agent == rollout.agent for each in stats.paused_agents):
-        return "Its agent is paused, because runners died under it: see `fulmen queue`."
+        return "Its agent is paused, because several runners were lost while they ran it: see `fulmen queue`."
     return ""
 
 
@@ -209,7 +209,7 @@ async def cancel(
         fulmen rollout cancel --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     if bool(rollouts) == bool(run):
-        raise CommandFailed("Name rollouts, or a run with --run: one of them.", exit_code=Exit.USAGE)
+        raise CommandFailed("Give either names of rollouts or a run with --run.", exit_code=Exit.USAGE)
     answer = rollout_service_pb2.CancelRolloutsResponse()
     async with connection.open() as client:
         names = await rollout_names(rollouts or (), connection, client)
@@ -236,10 +236,10 @@ def task_inputs(task: str | None, tasks: Path | None) -> list[bytes]:
         CommandFailed: If both or neither are given, or there is no such file.
     """
     if (task is None) == (tasks is None):
-        raise CommandFailed("Give the input with --task or a file with --tasks: one of them.", exit_code=Exit.USAGE)
+        raise CommandFailed("Give either the input with --task or a file with --tasks.", exit_code=Exit.USAGE)
     if tasks is not None:
         if not tasks.is_file():
-            raise CommandFailed(f"There is no file {tasks}.", exit_code=Exit.USAGE)
+            raise CommandFailed(f"The file {tasks} does not exist.", exit_code=Exit.USAGE)
         return [line.strip() for line in tasks.read_bytes().split(b"\n") if line.strip()]
     return [(sys.stdin.read() if task == "-" else task or "").encode()]
 
@@ -325,7 +325,7 @@ def _took(attempt: attempt_pb2.Attempt) -> str:
 def _tokens(rollout: rollout_pb2.Rollout) -> str:
     if not rollout.HasField("prompt_token_count"):
         return ""
-    return f"{rollout.prompt_token_count:,} of prompts, {rollout.completion_token_count:,} sampled"
+    return f"{rollout.prompt_token_count:,} in prompts, {rollout.completion_token_count:,} sampled"
 
 
 def _policy(policy: rollout_pb2.RolloutPolicy) -> str:
@@ -344,7 +344,7 @@ def _bound(policy: rollout_pb2.RolloutPolicy) -> str:
     if not policy.attempt_timeout_quantile:
         return ""
     factor = policy.attempt_timeout_factor or DEFAULT_FACTOR
-    return f"or {factor:g} times what {policy.attempt_timeout_quantile:.4g} of the task type take, if shorter"
+    return f"or {factor:g} times what {policy.attempt_timeout_quantile:.4g} of its task type take, if shorter"
 
 
 def _seconds(duration: Duration) -> str:

@@ -27,11 +27,11 @@ async def compare(
     connection: Connection,
     run: Annotated[str, typer.Option(help="Training run of the baseline.")] = "",
     where: FilterOption = "",
-    group_prefix: Annotated[str, typer.Option(help="How group ids of the baseline begin, such as validation/1/.")] = "",
-    with_run: Annotated[str, typer.Option(help="Training run of the candidate; by default that of the baseline.")] = "",
-    with_filter: Annotated[str, typer.Option(help="Filter of the candidate; by default that of the baseline.")] = "",
+    group_prefix: Annotated[str, typer.Option(help="Prefix of the baseline's group ids, such as validation/1/.")] = "",
+    with_run: Annotated[str, typer.Option(help="Training run of the candidate; by default the baseline's.")] = "",
+    with_filter: Annotated[str, typer.Option(help="Filter of the candidate; by default the baseline's.")] = "",
     with_group_prefix: Annotated[
-        str, typer.Option(help="How group ids of the candidate begin; by default as those of the baseline.")
+        str, typer.Option(help="Prefix of the candidate's group ids; by default the baseline's.")
     ] = "",
     failure_reward: Annotated[
         float | None, typer.Option(help="Reward of rollouts that failed without one; by default they are left out.")
@@ -78,7 +78,7 @@ async def compare(
     ]
     columns = ("task", "baseline", "candidate", "difference", "a rollout of the candidate")
     print_rows(
-        output, columns, rows, messages=found.pairs, empty="Both sides have no task in common with a reward.",
+        output, columns, rows, messages=found.pairs, empty="The two sides have no task in common with rewards on both.",
         right=("baseline", "candidate", "difference"),
     )  # fmt: skip
     _print_summary(found)
@@ -91,7 +91,7 @@ def _print_summary(found: pb.CompareRolloutsResponse) -> None:
     else:
         interval = ""
     screen.print(
-        f"{found.win_count} wins, {found.loss_count} losses, {found.tie_count} ties at {found.task_count} tasks; mean "
+        f"{found.win_count} wins, {found.loss_count} losses, {found.tie_count} ties on {found.task_count} tasks; mean "
         f"{found.baseline_mean:.3f} -> {found.candidate_mean:.3f}, difference {found.mean_difference:+.3f}{interval}",
         soft_wrap=True,
     )

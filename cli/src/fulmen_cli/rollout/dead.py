@@ -79,7 +79,7 @@ async def retry(
         fulmen rollout retry --filter '*' --run arithmetic-20260314-101500-x7k2-2-grpo
     """
     if bool(rollouts) == bool(where) or (run and not where):
-        raise CommandFailed("Name rollouts, or select dead ones with --filter: one of them.", exit_code=Exit.USAGE)
+        raise CommandFailed("Give either names of rollouts or a --filter that selects dead ones.", exit_code=Exit.USAGE)
     async with connection.open() as client:
         created = (
             await _by_name(client, await rollout_names(rollouts, connection, client))

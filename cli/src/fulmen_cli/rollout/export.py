@@ -75,7 +75,7 @@ class RewardOptions:
     gamma: Annotated[float | None, typer.Option(help="Discount per step, for --credit discounted.")] = None
     weight: Annotated[
         list[str] | None,
-        typer.Option(help="DIMENSION=WEIGHT. May be repeated. By default the dimension `reward` alone."),
+        typer.Option(help="DIMENSION=WEIGHT. May be repeated. By default only the dimension `reward`."),
     ] = None
     scores: Annotated[
         str,
@@ -200,7 +200,7 @@ class _Exporter:
         for text, counts in (
             ("calls are in no row", self.drops),
             ("rewards score no call", self.unattached),
-            ("rewards are missing that --weight names", self.missing),
+            ("rewards that --weight names are missing", self.missing),
         ):
             if counts:
                 reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
@@ -208,7 +208,7 @@ class _Exporter:
         if self.unscored:
             screen.print(f"{self.unscored} rollouts without a score were skipped.", soft_wrap=True)
         if self.unreadable:
-            screen.print(f"{self.unreadable} rollouts could not be read and were passed over.", soft_wrap=True)
+            screen.print(f"{self.unreadable} rollouts could not be read and were skipped.", soft_wrap=True)
 
     def _copy(self, stored: StoredAttempt, writer: RowWriter) -> None:
         self.rollouts += 1

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
 async def trace(
     connection: Connection,
-    rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}; with /attempts/N behind it for one attempt.")],
+    rollout: Annotated[str, typer.Argument(help=f"{ROLLOUT_FORMS}; followed by /attempts/N for one attempt.")],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show spans as they are stored, until the rollout ends.")
     ] = False,

@@ -89,7 +89,7 @@ async def reproduce(
     else:
         _print(first, second, environment, deviation)
     if exact and deviation is not None:
-        raise CommandFailed(f"{deviation.metric} differs from step {deviation.step} on.")
+        raise CommandFailed(f"{deviation.metric} differs from step {deviation.step} onwards.")
 
 
 async def _created(client: Services, run: training_run_pb2.TrainingRun) -> training_run_pb2.TrainingRun:

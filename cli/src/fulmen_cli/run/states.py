@@ -28,7 +28,7 @@ async def pause(connection: Connection, run: RunArgument, output: OutputOption =
         request = training_run_service_pb2.PauseTrainingRunRequest(name=await run_name(run, connection, client))
         found = (await client.training_runs.PauseTrainingRun(request)).training_run
     if found.state == training_run_pb2.TRAINING_RUN_STATE_RUNNING:
-        _show(found, output, note="will pause as soon as the current step allows")
+        _show(found, output, note="will pause after the current step")
     else:
         _show(found, output)
 

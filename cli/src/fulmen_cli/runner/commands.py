@@ -65,7 +65,7 @@ async def runners(connection: Connection, output: OutputOption = Output.TABLE) -
         for each in found
     ]  # fmt: skip
     columns = ("host", "slots", "running", "load", "failed", "version", "labels", "since (UTC)", "runner")
-    print_rows(output, columns, rows, messages=found, empty="No runner is alive.")
+    print_rows(output, columns, rows, messages=found, empty="No runner is connected.")
 
 
 def _slots(runner: registry_pb.Runner) -> str:
@@ -126,7 +126,7 @@ ThroughStore = Annotated[
     bool,
     typer.Option(
         "--through-store",
-        help="Order it through the store, for runners that cannot be reached from here; return once that is recorded.",
+        help="Order it through the store, for runners that cannot be reached from here; return once the order is recorded.",
     ),
 ]
 
@@ -152,7 +152,7 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
     print_rows(output, columns, [row], messages=[found], empty="")
     if found.isolation:
         console().print()
-        told = found.isolation_problem or ", ".join(found.isolation_layers) or "agents run as the runner does"
+        told = found.isolation_problem or ", ".join(found.isolation_layers) or "agents run with the runner's permissions"
         console().print(f"isolation: {found.isolation} ({told})")
     if found.running:
         console().print()
@@ -193,7 +193,7 @@ async def slots(
     if output is Output.JSON:
         print_json(as_dict(answer))
         return
-    decides = ", and decides from now on" if answer.automatic else ""
+    decides = ", and sizes them automatically from now on" if answer.automatic else ""
     console().print(f"The runner has {answer.slot_count} slots{decides}.")
 
 
@@ -222,7 +222,7 @@ async def drain(
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when the runner has exited, or at once.")
+        bool, typer.Option("--wait/--no-wait", help="Wait until the runner has exited, or return immediately.")
     ] = True,
     through_store: ThroughStore = False,
     output: OutputOption = Output.TABLE,
@@ -267,7 +267,7 @@ def _print_ordered(runner: registry_pb.Runner, output: Output) -> None:
     if output is Output.JSON:
         print_json(as_dict(runner))
     else:
-        console().print(f"Ordered (number {runner.order.number}); `fulmen runners` shows what the runner makes of it.")
+        console().print(f"Ordered (number {runner.order.number}); `fulmen runners` shows whether the runner has confirmed it.")
 
 
 async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
@@ -281,7 +281,7 @@ async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:
                 return True
             if not found.draining:
                 return True  # A supervisor has started another one in its place.
-            say(f"{len(found.running)} attempts run, {found.unacknowledged_count} reports are on their way…")
+            say(f"{len(found.running)} attempts run, {found.unacknowledged_count} reports are not acknowledged yet…")
             await asyncio.sleep(POLL_INTERVAL_S)
     return False
 

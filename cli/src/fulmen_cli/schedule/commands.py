@@ -41,7 +41,7 @@ class TimesOptions:
         bool, typer.Option("--skip-overlapping", help="Create none while rollouts of an earlier time have not ended.")
     ] = False
     skip_missed: Annotated[
-        bool, typer.Option("--skip-missed", help="Make up for no time at which the store was down.")
+        bool, typer.Option("--skip-missed", help="Skip times at which the store was down.")
     ] = False
 
 
@@ -69,8 +69,8 @@ async def create(
 ) -> None:
     """Creates a schedule. Of an agent, the version that is the latest now is pinned.
 
-    A schedule is never changed: delete it and create another one. Of the times at which the store was down, the latest is
-    made up for.
+    A schedule is never changed: delete it and create another one. Of the times at which the store was down, the latest
+    missed time is made up for.
 
     Examples:
 
@@ -161,7 +161,7 @@ async def show(connection: Connection, name: NameArgument, output: OutputOption 
 async def pause(
     connection: Connection,
     name: NameArgument,
-    reason: Annotated[str, typer.Option(help="Why, for people who look at it.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, shown to people who look at it.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Pauses a schedule: times that pass are not made up for.
@@ -225,7 +225,7 @@ def _facts(answer: pb.GetScheduleResponse) -> Iterator[tuple[str, str]]:
     skips = schedule.overlap_policy == pb.OVERLAP_POLICY_SKIP
     yield "overlap", "skipped while an earlier run has not ended" if skips else "allowed"
     passes = schedule.missed_policy == pb.MISSED_POLICY_SKIP
-    yield "missed", "passed over" if passes else "the latest is made up for"
+    yield "missed", "skipped" if passes else "the latest is made up for"
     yield "created", f"{when(schedule.create_time)} UTC"
     if schedule.HasField("pause_time"):
         reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""

@@ -54,7 +54,7 @@ async def set_secret(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Host that a backend's key may be sent to. May be repeated. By default that of a well-known vendor."
+            help="Host that a backend's key may be sent to. May be repeated. By default the host of a well-known vendor."
         ),
     ] = None,
     project: ProjectOption = "",
@@ -174,7 +174,7 @@ def _value(name: str, *, from_env: bool, from_file: Path | None) -> bytes:
 
 def _from_environment(name: str) -> bytes:
     if is_backend_key(name) and name not in VENDORS:
-        text = f"--from-env: {name} is no well-known vendor ({', '.join(sorted(VENDORS))}). Use --from-file or standard input."
+        text = f"--from-env: {name} is not a well-known vendor ({', '.join(sorted(VENDORS))}). Use --from-file or standard input."
         raise CommandFailed(text, exit_code=Exit.USAGE)
     variable = VENDORS[name].variable if is_backend_key(name) else name
     if not os.environ.get(variable):

@@ -51,7 +51,7 @@ async def open_page(
     console_url: Annotated[
         str | None,
         typer.Option(
-            "--console-url", envvar="FULMEN_CONSOLE_URL", help="The console; by default that of the local stack."
+            "--console-url", envvar="FULMEN_CONSOLE_URL", help="The console; by default the console of the local stack."
         ),
     ] = None,
     print_only: Annotated[
@@ -116,14 +116,14 @@ def _code(url: str, token: str) -> str:
     )
     if request.type not in ("http", "https"):
         raise CommandFailed(
-            f"{url} is no address of a console: give https://HOST or http://HOST:PORT.", exit_code=Exit.USAGE
+            f"{url} is not a console's address: give https://HOST or http://HOST:PORT.", exit_code=Exit.USAGE
         )
     try:
         with urllib.request.urlopen(request, timeout=LIMIT_S, context=_tls(request.type)) as answer:  # noqa: S310
             return str(json.loads(answer.read())["code"])
     except urllib.error.HTTPError as error:
         with error:
-            raise CommandFailed(f"The console refused: {_message(error)}") from None
+            raise CommandFailed(f"The console refused the request: {_message(error)}") from None
     except (OSError, ValueError, KeyError) as error:
         raise CommandFailed(f"The console cannot be reached at {url}: {error}") from None
 

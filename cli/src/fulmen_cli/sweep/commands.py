@@ -40,11 +40,11 @@ async def sweep(
     connection: Connection,
     config: Annotated[Path, typer.Argument(help="The sweep.toml; it names the train.toml.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "--check", help="Check all trials, and list them; run nothing.")
+        bool, typer.Option("--dry-run", "--check", help="Check and list all trials; run nothing.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Tries settings of a train.toml for a few steps each, and the best of them for more (successive halving).
+    """Tries settings of a train.toml for a few steps each, and the best of them for longer (successive halving).
 
     Checks every trial first: if there are problems, all of them are reported and nothing is created.
 

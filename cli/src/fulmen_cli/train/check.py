@@ -96,7 +96,7 @@ async def check(
         f"stage {number} ({stage.algorithm}): {text}"
         for number, stage, text in zip(count(1), plan.stages, asked.places, strict=False)
     ]
-    lines += [f"The places of the stages were not planned: {asked.why_not}"] if asked.why_not else []
+    lines += [f"The placement of the stages was not planned: {asked.why_not}"] if asked.why_not else []
     lines += [f"Whether what they name exists was not checked: {asked.unchecked}"] if asked.unchecked else []
     console().print("\n".join([*lines, verdict, "Nothing was published."]), markup=False, soft_wrap=True)
 

@@ -77,7 +77,7 @@ async def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", "--check", help="Check files and settings and list what the bundle takes; run nothing."
+            "--dry-run", "--check", help="Check files and settings and list the contents of the bundle; run nothing."
         ),
     ] = False,
     output: OutputOption = Output.TABLE,
@@ -204,7 +204,7 @@ class _Stages:
                 else f"Detached; the run continues. Watch it: fulmen run watch {short}   Stop it: fulmen run stop {short}"
             )
             if not (self.in_process or is_last):
-                self.screen.print("The stages after it follow without this command.")
+                self.screen.print("The following stages start without this command.")
             raise
         if ended.state != training_run_pb2.TRAINING_RUN_STATE_SUCCEEDED:
             failure = await failure_of_run(self.client, ended.name)
@@ -266,10 +266,10 @@ async def algorithms(
         found = {each.name: each for each in (await client.training_runs.ListAlgorithms(request)).algorithms}
     if name is None:
         rows = [(each.name, "weights" if each.trains else "", each.summary) for each in found.values()]
-        print_rows(output, ("algorithm", "trains", "what it does"), rows, messages=list(found.values()), empty="None.")
+        print_rows(output, ("algorithm", "trains", "description"), rows, messages=list(found.values()), empty="None.")
         return
     if name not in found:
-        raise CommandFailed(f"There is no algorithm {name!r}{hint(name, list(found))}")
+        raise CommandFailed(f"The algorithm {name!r} does not exist{hint(name, list(found))}")
     if output is Output.JSON:
         print_json(as_dict(found[name]))
         return

@@ -32,7 +32,7 @@ def packing(settings: Any, share: float | None, source: str) -> str:
         return f"{text}; the share of padding is known after the first step (packing_efficiency)."
     padding = 1 - share
     told = "without padding" if padding < 0.0005 else f"{padding:.1%} of them padding"
-    return f"{text}, {told} ({source}). A model that does not keep the rows of a line apart pads every row instead."
+    return f"{text}, {told} ({source}). A model that cannot separate the rows of a line pads every row instead."
 
 
 def head(shape: ModelShape, plan: TrainingPlan, changes: str) -> str:
@@ -48,8 +48,8 @@ def head(shape: ModelShape, plan: TrainingPlan, changes: str) -> str:
     held = f"{logits_bytes(shape, plan) / 2**30:.1f} GiB"
     if changes:
         return (
-            f"Head: {changes} changes the logits of this model, so those of a whole micro-batch are kept: {held}. A smaller"
-            " token_budget takes less."
+            f"Head: {changes} changes the logits of this model, so the logits of a whole micro-batch are kept: {held}. A smaller"
+            " token_budget needs less."
         )
     positions = max(1, LOGITS_AT_ONCE // shape.vocabulary)
     if positions >= plan.batch_tokens:
@@ -78,7 +78,7 @@ def engine_memory(engine: Any, shape: ModelShape) -> tuple[Sequence[Part], str]:
         length=length,
         number_bytes=4 if engine.dtype == "float32" else 2,
     )
-    cache = f"Its cache is that of {engine.max_sequences} calls of {length} tokens (max_sequences, max_model_len). "
+    cache = f"Its cache holds {engine.max_sequences} calls of {length} tokens (max_sequences, max_model_len). "
     return engine_parts(shape, plan), (
         f"{cache if length else ''}vLLM takes {engine.gpu_memory_utilization:.0%} of each GPU (gpu_memory_utilization), and"
         f" calls whose cache does not fit wait; without a GPU its cache is {engine.cpu_cache_gib} GiB."

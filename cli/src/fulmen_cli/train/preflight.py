@@ -168,11 +168,11 @@ def _model_of(config: TrainConfig) -> tuple[_Model, str]:
     if policy.build:
         return (
             (None, {}),
-            f"The size of the model is known once {policy.build} has built it; what depends on it is said then.",
+            f"The size of the model is known once {policy.build} has built it; its memory and defaults are reported then.",
         )
     given = policy.path or (policy.base if policy.base.startswith(HUB_PREFIX) else "")
     if not given:
-        return (None, {}), "The size of the model is known when the run begins; what depends on it is said then."
+        return (None, {}), "The size of the model is known when the run begins; its memory and defaults are reported then."
     found: Queue[tuple[_Model, str]] = Queue()
     # A daemon: the library of hubs goes on trying for half a minute, and nothing ends it.
     Thread(target=lambda: found.put(_read(given)), daemon=True).start()
@@ -181,7 +181,7 @@ def _model_of(config: TrainConfig) -> tuple[_Model, str]:
     except Empty:
         return (
             (None, {}),
-            f"{given} was not read within {HUB_LIMIT_S:g} s; what depends on its size is said when the run begins.",
+            f"{given} was not read within {HUB_LIMIT_S:g} s; memory and defaults are reported when the run begins.",
         )
 
 

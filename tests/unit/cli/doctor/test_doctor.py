@@ -144,7 +144,7 @@ def test_engines_that_take_no_calls_are_worth_knowing_and_runs_without_engines_a
     whole = TrainingRun(name="projects/p/trainingRuns/a", engine_count=2, ready_engine_count=2)
     short = TrainingRun(name="projects/p/trainingRuns/b", engine_count=3, ready_engine_count=1)
     assert engines([TrainingRun(name="projects/p/trainingRuns/c")]) == []
-    assert [(each.ok, each.text) for each in engines([whole])] == [(True, "all 2 take calls")]
+    assert [(each.ok, each.text) for each in engines([whole])] == [(True, "all 2 accept calls")]
     [found] = engines([whole, short])
     assert found.ok is None
     assert found.text == "ready: 1 of 3 of projects/p/trainingRuns/b"

@@ -287,7 +287,7 @@ def test_what_muon_cannot_train_is_refused_with_every_problem() -> None:
     ("arguments", "code", "text"),
     [
         (["/nowhere"], Exit.NOT_FOUND, "cannot be read"),
-        (["hidden_size=many"], Exit.USAGE, "is no size"),
+        (["hidden_size=many"], Exit.USAGE, "is not a size"),
         (["hidden_size=8"], Exit.USAGE, "has no num_hidden_layers"),
         (["hf:not a name"], Exit.USAGE, "must be hf:organisation/name"),
     ],

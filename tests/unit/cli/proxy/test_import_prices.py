@@ -53,7 +53,7 @@ def test_every_price_by_the_token_reaches_the_proxy(tmp_path: Path) -> None:
 
     assert result.exit_code == Exit.OK, result.output
     assert "4 prices in" in result.stdout
-    assert "3 models without a price by the token" in result.stdout
+    assert "3 models without a price per token" in result.stdout
     assert "of these, 1 cost more for long prompts" in result.stderr
     prices = LlmProxySettings(dev_mode=True, price_file=str(made)).resolved_prices()
     assert {name: (each.input, each.cached_input, each.cache_write, each.output) for name, each in prices.items()} == {
@@ -75,10 +75,10 @@ def test_only_the_providers_that_are_named_are_taken(tmp_path: Path) -> None:
     ("published", "options", "problem"),
     [
         ("[", [], "is not JSON"),
-        ([1], [], "is not an object of objects"),
-        ({"a": 1}, [], "is not an object of objects"),
-        ({"a": {"mode": "chat"}}, [], "has no prices by the token"),
-        (PUBLISHED, ["--provider", "opneai"], "has no models of opneai. It has those of anthropic, azure, openai"),
+        ([1], [], "is not a JSON object with an object for each model"),
+        ({"a": 1}, [], "is not a JSON object with an object for each model"),
+        ({"a": {"mode": "chat"}}, [], "has no prices per token"),
+        (PUBLISHED, ["--provider", "opneai"], "has no models of opneai. It has models of anthropic, azure, openai"),
     ],
 )
 def test_a_file_of_another_shape_makes_no_prices(

@@ -20,7 +20,7 @@ def test_an_agent_is_published_from_json_text_or_as_it_is_stored(given: bytes) -
 
 @pytest.mark.parametrize("given", [b'{"pyton": {}}', b"python { goal: 1 }", b"{", b"\x12\xff"])
 def test_what_is_no_agent_is_refused_before_it_is_published(given: bytes) -> None:
-    with pytest.raises(ContentInvalid, match="This is no fulmen"):
+    with pytest.raises(ContentInvalid, match="This is not a fulmen"):
         packed_content("agent", given)
 
 

@@ -63,7 +63,7 @@ class SelectionOptions:
         bool, typer.Option("--include-failed/--no-include-failed", help="Also score outcomes of failed rollouts.")
     ] = False
     dry_run: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Score N rollouts, show old and new rewards, keep nothing.")
+        int | None, typer.Option(min=1, metavar="N", help="Score N rollouts and show old and new rewards; store nothing.")
     ] = None
 
     async def source(self, connection: Connection, client: Services) -> Source:
@@ -77,7 +77,7 @@ class SelectionOptions:
 class LimitOptions:
     """How many outcomes are scored at once, for how long, and how many may fail."""
 
-    concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored at once.")] = 8
+    concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored concurrently.")] = 8
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of the grader for one outcome, seconds.")] = 120.0
     max_failed: Annotated[
         int, typer.Option(min=0, help="Publish nothing if the grader fails on more rollouts than this.")
@@ -111,7 +111,7 @@ async def rescore(
         fulmen rollout rescore --judge-model gpt-5 --filter 'task_type = "essay"' --name scores.judged --max-failed 3
     """
     if not name and selection.dry_run is None:
-        raise CommandFailed("Give the scores a name with --name, or try with --dry-run N.", exit_code=Exit.USAGE)
+        raise CommandFailed("Name the scores with --name, or try the grader with --dry-run N.", exit_code=Exit.USAGE)
     chosen = chosen_grader(grader, judge)
     with extra_needed("Graders are run by the runner"):
         import fulmen_runner.regrade  # noqa: F401  # Everything below needs it.
@@ -219,7 +219,7 @@ def _check_failures(results: Sequence[Compared], max_failed: int) -> None:
         "\n".join(
             [
                 f"The grader failed on {len(problems)} of {len(results)} rollouts, and --max-failed is {max_failed}; "
-                "nothing was published. What is scored is kept: the same command tries the others again.",
+                "nothing was published. Finished scores are kept: the same command tries the others again.",
                 *shown,
             ]
         )

@@ -53,10 +53,10 @@ class JudgeOptions:
     judge_dimension: Annotated[
         list[str] | None, typer.Option(rich_help_panel=_JUDGE, help="Dimension to score. May be repeated.")
     ] = None
-    judge_min: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Worst score, by default 0.")] = None
-    judge_max: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Best score, by default 10.")] = None
+    judge_min: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Lowest score, by default 0.")] = None
+    judge_max: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Highest score, by default 10.")] = None
     judge_samples: Annotated[
-        int | None, typer.Option(rich_help_panel=_JUDGE, help="Answers per outcome; their mean counts.")
+        int | None, typer.Option(rich_help_panel=_JUDGE, help="Answers per outcome; their mean is the score.")
     ] = None
 
     def table(self, model: str | None) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ def opened(path: Path | None, *, restart: bool = False) -> Iterator[Partial]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = f"The same rescoring is under way in another process, which holds {path}."
+            text = f"The same rescoring is running in another process, which holds {path}."
             raise CommandFailed(text, exit_code=Exit.CONFLICT) from None
         known, whole = ({}, 0) if restart else _read(file)
         # Drop the incomplete last line of a killed process.

@@ -110,9 +110,9 @@ async def found_scores(client: Services, given: str) -> resource_pb2.ResourceVer
     try:
         answer = await client.resources.GetResources(resource_service_pb2.GetResourcesRequest(names=[name]))
     except ResourceNotFound:
-        text = f"There are no scores {given}: `fulmen rollout rescore --name {resource}` makes some."
+        text = f"The scores {given} do not exist: `fulmen rollout rescore --name {resource}` makes some."
         raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
     found: resource_pb2.ResourceVersion = answer.resources[0]
     if found.kind != KIND:
-        raise CommandFailed(f"{found.name} holds no scores: its kind is {found.kind!r}.", exit_code=Exit.USAGE)
+        raise CommandFailed(f"{found.name} contains no scores: its kind is {found.kind!r}.", exit_code=Exit.USAGE)
     return found
