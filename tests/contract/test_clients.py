@@ -317,7 +317,7 @@ async def test_a_refused_token_is_a_typed_error(client: Client) -> None:
     assert done.error == {
         "code": "UNAUTHENTICATED",
         "reason": "TOKEN_INVALID",
-        "message": "The token is malformed or was not made by this deployment.",
+        "message": "The token is malformed or was not issued by this deployment.",
         "metadata": {"problem": "forged"},
     }
 

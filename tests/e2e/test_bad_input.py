@@ -108,7 +108,7 @@ async def test_a_wrong_key_is_refused_everywhere(world, example):
     async with nothing_is_created(world):
         done = await world.fulmen("train", example / "train.toml", "--token", "not.a.token")
         assert done.status == 1
-        assert done.stderr.startswith("error: The token is malformed or was not made by this deployment.\n")
+        assert done.stderr.startswith("error: The token is malformed or was not issued by this deployment.\n")
         assert "Traceback" not in done.stdout + done.stderr
 
         async with connect(targets, token="not.a.token") as stranger:

@@ -74,5 +74,5 @@ async def test_fifty_episodes_score_as_under_openenvs_own_harness(stage: Stage) 
     assert "the server does not answer at http://127.0.0.1:9/schema" in silent
     assert "actions have no field 'txt'; they have metadata, text" in misspelt
     assert "score: must be last or sum, not 'mean'" in misspelt
-    assert "resets: there are none" in empty
+    assert "resets: the list is empty" in empty
     assert "observations have no field 'seen'" in empty

@@ -69,13 +69,13 @@ WORDS: Final = {
     "emit": ("agent.emit", "Report rewards and annotations of the current attempt, from any program."),
     "resources": ("resources.commands", "Versioned resources: agents, bundles, datasets, policies, routes."),
     "calls": ("calls.commands", "Recorded calls of an app: those without an attempt, on routes that record."),
-    "dataset": ("calls.datasets", "Data sets for train.toml, made of recorded calls of an app."),
+    "dataset": ("calls.datasets", "Data sets for train.toml, made from recorded calls of an app."),
     "proxy": ("proxy.commands", "The LLM proxy: its routes and backends."),
     "project": (
         "project.commands",
         "Projects: tenants with weights, quotas, retention, queue rules and limits of model calls.",
     ),
-    "token": ("project.tokens", "Tokens. `issue`, `revoke` and `list` go through the store, which is the usual way."),
+    "token": ("project.tokens", "Tokens. `issue`, `revoke` and `list` use the store, which is the usual way."),
     "secret": ("secret.commands", "Secrets of agents, and keys of backends."),
 }
 

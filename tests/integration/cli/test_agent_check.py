@@ -118,7 +118,7 @@ def test_an_agents_secrets_come_from_the_shell_and_a_packed_agent_names_what_sta
     monkeypatch.setenv("WEATHER_KEY", "sunny-and-warm")
     done = check(tmp_path, "agent.toml", "--input", "x")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "left out, as they may hold secrets: .env" in done.stdout
+    assert "left out, because they may contain secrets: .env" in done.stdout
     assert "said [masked]" in done.stdout
     assert "sunny-and-warm" not in done.stdout + done.stderr
 

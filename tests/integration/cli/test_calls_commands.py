@@ -77,7 +77,7 @@ async def test_a_data_set_that_training_would_refuse_for_its_size_is_not_written
         made = [new_call(f"{number}" + "x" * 240_000) for number in range(start, start + 10)]
         await stubs.calls.RecordCalls(pb.RecordCallsRequest(calls=made))
     refused = await fulmen("dataset", "create", "x", "--folder", tmp_path, status=Exit.FAILED)
-    assert "a file for train.toml may have 16777216" in refused.output
+    assert "a file for train.toml may have at most 16777216" in refused.output
     assert list(tmp_path.iterdir()) == []
     await fulmen("dataset", "create", "x", "--limit", "40", "--folder", tmp_path)
 

@@ -222,7 +222,7 @@ async def test_usage_errors_name_what_to_do(store: StoreHandle, rollouts: list[s
         (["--name", "x"], "Give one grader"),
         (["--grader", "graders.py:longest"], "Name the scores with --name"),
         (["--grader", "nowhere.py:grade", "--name", "x"], "nowhere.py"),
-        (["--judge-model", "m", "--judge-min", "9", "--judge-max", "3", "--name", "x"], "must be more than min"),
+        (["--judge-model", "m", "--judge-min", "9", "--judge-max", "3", "--name", "x"], "must be greater than min"),
         (["--judge-min", "1", "--grader", "graders.py:longest", "--name", "x"], "need --judge-model"),
         (["--grader", "graders.py:missing", "--name", "x"], "no callable 'missing'"),
         (["--grader", "graders.py:longest", "--name", "x", "--run", "none"], "No rollout with an outcome"),

@@ -185,7 +185,7 @@ async def test_a_stack_in_this_process_takes_an_agents_secrets_from_the_shell(
         ('secrets = ["OPENAI_API_KEY"]', "through the proxy"),
         ('secrets = ["openai"]', "agents never get"),
         ('secrets = ["lower_case"]', "agents never get"),
-        ('secrets = ["A", "A"]', "each only once"),
+        ('secrets = ["A", "A"]', "names must be unique"),
         ('secrets = ["A"]\nenvironment = {A = "x"}', "also in environment"),
         ("secrets = 3", "a list of texts"),
     ],

@@ -118,6 +118,6 @@ async def test_malformed_rows_and_servers_are_refused_with_every_problem(stage: 
         "row 3: it has no responses_create_params with an input",
     ]
     with pytest.raises(
-        EnvironmentInvalid, match=r"rows: there are none\nthe server does not answer at http://127.0.0.1:9/"
+        EnvironmentInvalid, match=r"rows: the list is empty\nthe server does not answer at http://127.0.0.1:9/"
     ):
         await converted("http://127.0.0.1:9", [])

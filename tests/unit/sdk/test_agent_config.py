@@ -115,7 +115,7 @@ def test_what_is_no_usable_virtual_environment_is_said_with_the_remedy(folder: P
         "empty": "it has no pyvenv.cfg",
         "removed": "leads to a Python that was removed",
         "broken": "cannot be run",
-        "old": "has Python 3.8, and Python agents need 3.11 or newer",
+        "old": "has Python 3.8, but Python agents need 3.11 or newer",
     }
     for name, problem in expected.items():
         _, problems = read(folder, f'python = "agent.py:solve"\nvenv = "{name}"')
@@ -130,7 +130,7 @@ def test_a_container_has_no_virtual_environment_and_no_agent_has_two(folder: Pat
     (folder / "requirements.txt").write_text("httpx\n")
     _, problems = read(folder, 'container = {image = "x"}\nrequirements = "requirements.txt"')
     assert problems == [
-        "agent.requirements: only Python and command agents have it: install packages in the container's image"
+        "agent.requirements: only for Python and command agents: install packages in the container's image"
     ]
     _, problems = read(folder, 'python = "agent.py:solve"\nrequirements = "requirements.txt"\nvenv = "missing"')
     assert problems[0] == "agent.venv: give requirements or venv, not both"
@@ -188,13 +188,13 @@ def test_a_job_travels_as_the_text_of_its_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "agent: give python ="),
-        ('python = "agent.py:f"\njob = "job.yaml"', "agent: give python ="),
+        ("", "agent: give one of python ="),
+        ('python = "agent.py:f"\njob = "job.yaml"', "agent: give one of python ="),
         ('python = "agent.py:f"\nisolation = "proces"', "did you mean 'process'?"),
-        ('job = "job.yaml"\nisolation = "process"', "agent.isolation: only Python and command agents"),
+        ('job = "job.yaml"\nisolation = "process"', "agent.isolation: only for Python and command agents"),
         ('python = "agent.py:f"\nisolation = "trusted"\nlimits = {processes = 2}', "agent.limits: inside the runner"),
-        ('python = "agent.py:f"\nlimits = {memory = "1GiB"}', 'agent.limits: inside the runner they cannot be kept: add'),
-        ('command = ["a"]\nlimits = {cpus = 1}', "agent.limits.cpus: only containers and jobs have it"),
+        ('python = "agent.py:f"\nlimits = {memory = "1GiB"}', 'agent.limits: cannot be enforced inside the runner: add'),
+        ('command = ["a"]\nlimits = {cpus = 1}', "agent.limits.cpus: only for containers and jobs"),
         ('command = ["a"]\nlimits = {memory = "1 gig"}', 'agent.limits.memory: must be a size, such as "512MiB"'),
         ('command = ["a"]\nlimits = {memory = true}', "agent.limits.memory: must be a size"),
         ('command = ["a"]\nlimits = {processes = 0}', "agent.limits.processes: must be a whole number from 1"),
@@ -203,19 +203,19 @@ def test_a_job_travels_as_the_text_of_its_file(folder: Path) -> None:
         ('container = {command = ["a"]}', "agent.container.image: is needed"),
         ('container = {image = "a", argv = ["a"]}', "agent.container.argv: no such key"),
         ('job = "none.yaml"', "agent.job: the file"),
-        ('job = "large.yaml"', "has 70000 bytes: 1 to 65536 are possible"),
+        ('job = "large.yaml"', "has 70000 bytes: must have 1 to 65536"),
         ('job = "empty.yaml"', "has 0 bytes"),
         ('job = "binary.yaml"', "is not UTF-8"),
         ('command = ["a"]\njudge = {}', "agent.judge.model: is needed"),
-        ('command = ["a"]\njudge = {model = "m", min = 5, max = 5}', "agent.judge.max: must be more than min"),
-        ('command = ["a"]\njudge = {model = "m", min = 11}', "agent.judge.max: must be more than min"),
+        ('command = ["a"]\njudge = {model = "m", min = 5, max = 5}', "agent.judge.max: must be greater than min"),
+        ('command = ["a"]\njudge = {model = "m", min = 11}', "agent.judge.max: must be greater than min"),
         ('command = ["a"]\njudge = {model = "m", samples = 10}', "agent.judge.samples: must be a whole number from 1 to 9"),
         ('command = ["a"]\njudge = {model = "m", dimensions = ["A b"]}', "agent.judge.dimensions: 'A b'"),
-        ('command = ["a"]\njudge = {model = "m", dimensions = ["a", "a"]}', "agent.judge.dimensions: each only once"),
+        ('command = ["a"]\njudge = {model = "m", dimensions = ["a", "a"]}', "agent.judge.dimensions: must be unique"),
         ('command = ["a"]\njudge = {model = "m", prompt = "p", prompt_file = "judge.txt"}', "not both"),
         ('command = ["a"]\ngrader = "agent.py:f"\njudge = {model = "m"}', "give one of grader, grader_command and judge"),
         ('command = ["a"]\nmax_output = "1MiB"', "agent.max_output: at most 65536 bytes"),
-        ('python = "agent.py:f"\nmax_output = 10', "agent.max_output: a Python agent has none"),
+        ('python = "agent.py:f"\nmax_output = 10', "agent.max_output: not for Python agents"),
         ('command = ["a"]\nenvironment = {A = 1}', "agent.environment: must be a table of texts"),
     ],
 )  # fmt: skip

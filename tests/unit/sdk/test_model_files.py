@@ -54,12 +54,12 @@ def test_an_allowed_path_stays_in_its_folder(path: str) -> None:
     [
         ([], "has no config.json"),
         ([*GOOD[:1]], "has no weights"),
-        ([*GOOD, GOOD[0]], "is there twice"),
+        ([*GOOD, GOOD[0]], "occurs twice"),
         ([*GOOD, replace(GOOD[0], path="Config.json")], "differs from config.json in case only"),
         ([*GOOD, replace(GOOD[0], path="config.json/a.json")], "is a folder of other files"),
         ([*GOOD, replace(GOOD[0], path="a.json", size_bytes=-1)], "must not be negative"),
         ([*GOOD, replace(GOOD[0], path="a.json", sha256="A" * 64)], "64 lowercase hexadecimal"),
-        ([*GOOD, replace(GOOD[0], path="a.json", size_bytes=0)], "not that of no bytes"),
+        ([*GOOD, replace(GOOD[0], path="a.json", size_bytes=0)], "not the digest of an empty file"),
     ],
 )
 def test_a_manifest_that_is_no_model_is_refused(changed: list[ModelFile], says: str) -> None:

@@ -93,7 +93,7 @@ def test_every_wrong_line_is_named() -> None:
     reward = {"dimension": "reward", "value": 1}
     lines: list[tuple[Any, str]] = [
         ("{", "not JSON"),
-        ([1], "no JSON object"),
+        ([1], "not a JSON object"),
         ({**name, "rollout": ""}, "needs `rollout`"),
         ({**name, "mode": 3, "rewards": [reward]}, "needs `mode`"),
         (

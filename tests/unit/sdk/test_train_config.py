@@ -80,7 +80,7 @@ def test_conversations_are_imitated_without_an_agent(folder: Path) -> None:
         ('"train.jsonl"', '"none.jsonl"', "data.train: there is no file"),
         ('python = "agent.py:solve"', "python = 3", "agent.python: must be a text"),
         ('python = "agent.py:solve"', "command = []", "agent.command: must be a list of texts"),
-        ('python = "agent.py:solve"', "", "agent: give python ="),
+        ('python = "agent.py:solve"', "", "agent: give one of python ="),
         ("build =", 'path = "."\nbuild =', "policy: give one of base, build, path and version"),
         ("build =", 'base = "Qwen/Qwen3-0.6B"\n#', "base: must be hf:organisation/name"),
         ("steps = 200", "steps = 2024-01-01", "stage 1.steps: must be a text, number"),
@@ -97,7 +97,7 @@ def test_all_problems_are_reported_at_once(folder: Path) -> None:
 
 
 def test_a_file_without_stages_is_refused(folder: Path) -> None:
-    assert problems_of(folder, GOOD.partition("[[stage]]")[0]) == ("stage: at least one [[stage]] is needed",)
+    assert problems_of(folder, GOOD.partition("[[stage]]")[0]) == ("stage: at least one [[stage]] is required",)
 
 
 def test_what_is_not_toml_is_one_clear_error(folder: Path) -> None:

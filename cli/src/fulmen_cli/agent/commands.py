@@ -81,9 +81,9 @@ def check(
 ) -> None:
     """Runs an agent once and shows its spans, model calls, tokens and rewards.
 
-    A Python agent runs in the main thread of this process, in its own directory and without a timeout: a
-    `breakpoint()` in it works. One with `venv` or `requirements` has a process of that Python instead. Model calls go to the running stack, to --model-url, or to --fake-model. Nothing is
-    stored or trained.
+    A Python agent runs in the main thread of this process, in its own directory and without a timeout: a `breakpoint()` in it works. An
+    agent with `venv` or `requirements` runs in a process of that Python instead. Model calls go to the running stack, to --model-url, or to
+    --fake-model. Nothing is stored or trained.
 
     Exit status 1 if an attempt ended without a reward.
 
@@ -114,9 +114,9 @@ async def resume(
     project: Annotated[str, typer.Option(help="Its project; by default the token's.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Resumes an agent version that is paused because runners died under it. Needs an admin token.
+    """Resumes an agent version that was paused because runners were lost while they ran it. Requires an admin token.
 
-    Its queued rollouts are leased again. If runners still die, it is paused again.
+    Its queued rollouts are leased again. If runners are lost again, it is paused again.
 
     Example:
 

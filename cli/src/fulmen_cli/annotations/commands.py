@@ -61,7 +61,7 @@ async def add(
     comment: Annotated[str, typer.Option(help="Why, at most 4096 characters.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Scores a rollout; replaces what you gave it before. The author is the subject of your token.
+    """Scores a rollout; replaces your earlier score. The author is the subject of your token.
 
     Example:
 
@@ -149,9 +149,9 @@ async def agreement(
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Shows how far the people who score a dimension agree: 1 is full agreement, 0 that of chance.
+    """Shows how far the people who score a dimension agree: 1 is full agreement, 0 is agreement by chance.
 
-    Krippendorff's alpha is over all of them, Cohen's kappa of every two.
+    Krippendorff's alpha is over all of them, Cohen's kappa for each pair.
 
     Example:
 
@@ -199,7 +199,7 @@ async def publish(
 ) -> None:
     """Publishes the mean score of each rollout as rewards, which `replay` trains on.
 
-    The result is a resource of kind scores, as `fulmen rollout rescore` makes it.
+    The result is a resource of kind `scores`, as `fulmen rollout rescore` publishes it.
 
     Example:
 

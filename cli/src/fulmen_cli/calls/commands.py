@@ -139,7 +139,7 @@ async def rate(
     label: Annotated[str, typer.Option(help="A label, at most 128 characters.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Says how good a conversation was; replaces what was said before.
+    """Sets the score and the label of a conversation; replaces earlier ones.
 
     Example:
 
@@ -159,7 +159,7 @@ async def delete(
     conversation: Annotated[list[str], typer.Argument(help="Ids of conversations, or their names.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deletes conversations with all their calls, for good. Data sets that were made of them are files, and stay.
+    """Permanently deletes conversations with all their calls. Data sets made from them are files, and are kept.
 
     Example:
 

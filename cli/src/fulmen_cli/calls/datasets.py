@@ -53,7 +53,7 @@ class Selection:
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
-    group = new_group("Data sets for train.toml, made of recorded calls of an app.")
+    group = new_group("Data sets for train.toml, made from recorded calls of an app.")
     remote_command(group, "create")(create)
     app.add_typer(group, name="dataset")
 

@@ -76,9 +76,9 @@ async def support_bundle(
 ) -> None:
     """Collects diagnostics into one file: doctor's findings, versions, settings, metrics, logs, queue, runs.
 
-    Secrets are masked. Prompts, answers, tasks and other payloads are left out; of logs only structured lines
-    without free text are included. Logs and metrics of the local stack are found; those of a deployment
-    have to be named.
+    Secrets are masked. Prompts, answers, tasks and other payloads are left out; of logs only structured lines without
+    free text are included. Logs and metrics of the local stack are found automatically; logs and metrics of a
+    deployment must be named.
 
     Examples:
 

@@ -60,7 +60,7 @@ async def status(
 ) -> None:
     """Shows the gradient exchange of a training run: members, rounds, bytes, stragglers, metrics and decisions.
 
-    Metrics and decisions come from the run's events; members and rounds from the shards, if services hold any
+    Metrics and decisions are read from the run's events; members and rounds from the shards, if services hold any
     (`link.kind = "grpc"`). Exit status 1 if a service does not answer. docs/exchange.md explains each column.
 
     Examples:

@@ -49,7 +49,7 @@ def init(
     """Writes an agent, its grader, 20 tasks and a train.toml that explains every line.
 
     The files work as they are: `fulmen agent check train.toml --fake-model` runs the agent, and `fulmen train train.toml` trains a
-    tiny model, made here, until the agent looks orders up instead of guessing. Replace them by yours one by one.
+    tiny model, made here, until the agent looks orders up instead of guessing. Replace them with yours one by one.
 
     Nothing is overwritten: if a file exists, all such files are named and none is written.
 
@@ -90,7 +90,7 @@ def demo(
     """Trains a tiny model through the four services on this machine, without a GPU or a checkout.
 
     Writes what `fulmen init` writes, starts a stack, trains, and stops the stack. Its agent answers questions about orders with a
-    tool. Imitation alone leaves it guessing every other time; from rewards it learns to look.
+    tool. Imitation alone leaves it guessing every other time; from rewards it learns to look orders up.
 
     Examples:
 

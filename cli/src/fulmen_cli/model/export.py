@@ -35,7 +35,7 @@ async def export(
 ) -> None:
     """Writes a model with tokenizer, configuration and a model card (README.md) to a folder.
 
-    The weights are read where the algorithm service keeps them, which this machine must see.
+    The weights are read from the algorithm service's storage, which must be readable from this machine.
 
     Examples:
 

@@ -107,10 +107,10 @@ def plan(
     options: PlanOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Computes the memory of a training by part, and on which GPUs it fits.
+    """Computes the memory that a training needs, by part, and the GPUs on which it fits.
 
-    Needs no stack and no GPU; of a model on the hub only its configuration is downloaded. The figures are of one GPU, in bf16
-    with weights and moments in float32, as the trainer computes (docs/models.md).
+    Needs no stack and no GPU; only the configuration of a model on the hub is downloaded. The figures are for one GPU, in
+    bf16 with weights and moments in float32, as the trainer computes (docs/models.md).
 
     Examples:
 

@@ -49,8 +49,9 @@ async def serve(
 ) -> None:
     """Serves a trained model without a training, and shows how to call it once it answers.
 
-    A run of the algorithm `serve` holds its engine, so that no other run takes it. It occupies a run slot, and a training
-    of the same policy waits for its end. With --stop, or when the time is over, the engine serves on until its slot is needed.
+    A run of the algorithm `serve` holds its engine, so that no other run uses it. It occupies a run slot, and a training of
+    the same policy waits for its end. After --stop, or when the time is over, the engine keeps serving until its slot is
+    needed.
 
     Examples:
 

@@ -53,7 +53,7 @@ async def upload(
     """Uploads a model, so that a training on another machine can begin with it.
 
     Files that the project already has are not sent again. Run the command again to resume an interrupted upload. Pickles,
-    Python and hidden files are left out: weights are taken as safetensors.
+    Python and hidden files are left out: only safetensors are accepted as weights.
 
     Examples:
 
@@ -117,10 +117,11 @@ async def download(
     project: ProjectOption = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Downloads a model, or the weights of a trained policy; a policy trained as adapters comes as adapters.
+    """Downloads a model, or the weights of a trained policy; a policy that was trained as adapters is downloaded as
+    adapters.
 
-    Every file is compared with its SHA-256. Until all have arrived, they are in a folder whose name ends with `.part`. Run the
-    command again to resume an interrupted download.
+    Every file is compared with its SHA-256. Until all files have arrived, they are in a folder whose name ends with `.part`.
+    Run the command again to resume an interrupted download.
 
     Examples:
 
@@ -157,7 +158,7 @@ async def delete(
     name: Annotated[str, typer.Argument(help="Name or digest of an uploaded model.")],
     project: ProjectOption = "",
 ) -> None:
-    """Deletes an uploaded model. One that a run begins with is kept until the run has ended.
+    """Deletes an uploaded model. A model that a run starts from cannot be deleted until the run has ended.
 
     Examples:
 
@@ -176,9 +177,9 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; do not contact the hub.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Uploads an exported model to a repository of the hub, which is created if need be.
+    """Uploads an exported model to a repository of the hub, which is created if it does not exist.
 
-    Hub and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
+    The hub and the token are configured as for huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
 
     Examples:
 

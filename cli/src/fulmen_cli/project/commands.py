@@ -110,7 +110,7 @@ async def create(
     settings: ProjectOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Creates a project; needs a token for all projects.
+    """Creates a project; requires a token for all projects.
 
     Examples:
 
@@ -194,9 +194,9 @@ async def delete(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deletes a project for good, with everything that the store has of it, and revokes its tokens.
+    """Permanently deletes a project with all its data in the store, and revokes its tokens.
 
-    Needs a token for all projects. The data goes in the background; the name is taken until that is done.
+    Requires a token for all projects. The data is deleted in the background. The name cannot be used again.
 
     Examples:
 
@@ -219,9 +219,9 @@ async def pause(
     reason: Annotated[str, typer.Option(help="The reason, shown to people who look at the queue.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Pauses a project's queue, by default that of the token's project: its rollouts are not handed to runners.
+    """Pauses the queue of a project, by default the token's: its rollouts are not assigned to runners.
 
-    Rollouts that run continue, and new ones are created. `fulmen queue` and `fulmen status` show the pause.
+    Running rollouts continue, and new ones can be created. `fulmen queue` and `fulmen status` show the pause.
 
     Examples:
 
@@ -239,7 +239,7 @@ async def pause(
 
 
 async def resume(connection: Connection, name: NameArgument = "", output: OutputOption = Output.TABLE) -> None:
-    """Resumes a project's queue, by default that of the token's project.
+    """Resumes the queue of a project, by default the token's.
 
     Examples:
 

@@ -26,7 +26,7 @@ SECONDS_PER_DAY: Final = 86_400
 MIN_KEY_BYTES: Final = 32
 PAGE_SIZE: Final = 1000
 
-HELP: Final = """Tokens. `issue`, `revoke` and `list` go through the store, which is the usual way.
+HELP: Final = """Tokens. `issue`, `revoke` and `list` use the store, which is the usual way.
 
 Without a subcommand, signs a token with the deployment's key, to bootstrap a deployment. The store does not
 know such a token: it cannot be listed or revoked, and is valid until it expires.
@@ -127,7 +127,7 @@ async def issue(
     run: Annotated[str, typer.Option(help="Training run of an engine or of ranks: its name or id.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Issues a token and prints it once; its id, needed to revoke it, goes to standard error.
+    """Issues a token and prints it once; its id, needed to revoke it, is printed on standard error.
 
     Examples:
 

@@ -31,9 +31,9 @@ async def apply(
     delete: Annotated[bool, typer.Option("--delete", help="Delete what the file owns; the file itself need not exist.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Makes the proxy's backends and routes those of a file: what it names is added or replaced, what it named before is deleted.
+    """Applies a file of backends and routes to the proxy: adds or replaces what it contains, deletes what it no longer contains.
 
-    Nothing changes unless all of the file is valid. Backends and routes of others stay.
+    Nothing changes unless the whole file is valid. Backends and routes of other owners are not changed.
 
     Examples:
 

@@ -163,7 +163,7 @@ async def drain(connection: Connection, backend: IdArgument, output: OutputOptio
 
 
 async def resume(connection: Connection, backend: IdArgument, output: OutputOption = Output.TABLE) -> None:
-    """Ends a drain: the backend gets calls again.
+    """Ends a drain: the backend receives calls again.
 
     Example:
 

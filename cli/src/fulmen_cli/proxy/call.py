@@ -123,8 +123,8 @@ async def call(
 ) -> None:
     """Makes one model call, to try a route or backend; it counts as the token's usage and is not captured.
 
-    The answer goes to standard output, status, time and tokens to standard error. JSON is the whole answer; of a stream,
-    one event per line.
+    The answer is printed on standard output; status, time and tokens on standard error. JSON is the whole answer; for a
+    stream, one event per line.
 
     Examples:
 

@@ -62,7 +62,7 @@ async def health(
 ) -> None:
     """Shows the health of all backends: calls in flight and queued, circuit breakers, engine load.
 
-    Asks every proxy of --llm-proxy-target or FULMEN_LLM_PROXY_TARGET. Exit status 1 if one does not answer.
+    Queries every proxy of --llm-proxy-target or FULMEN_LLM_PROXY_TARGET. Exit status 1 if one does not answer.
 
     Examples:
 

@@ -38,9 +38,10 @@ def import_prices(
         typer.Option("--provider", help="Only models of this provider, such as openai. May be repeated."),
     ] = None,
 ) -> None:
-    """Makes a price file for the proxy of the prices that LiteLLM publishes.
+    """Makes a price file for the proxy from the prices that LiteLLM publishes.
 
-    A model whose price is not by the token, or rises with the length of the prompt, keeps the price of short prompts or is left out.
+    A model without a price per token is left out. If a price rises with the length of the prompt, the price of short prompts is
+    used.
 
     Example:
 

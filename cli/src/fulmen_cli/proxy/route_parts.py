@@ -46,7 +46,7 @@ async def canary(
     percent: Annotated[float, typer.Option(min=0, max=PERCENT, help="Its share of the calls.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Gives a policy a share of a route's calls; the other targets share the rest as before.
+    """Gives a policy a share of a route's calls; the other targets keep their proportions.
 
     `fulmen proxy route rollback` undoes it. Conversations that the app names stay with their target, and so do attempts.
 

@@ -216,7 +216,7 @@ async def promote(
     version: Annotated[int, typer.Argument(min=1, help="Version to serve.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Sets the version that a policy's targets serve; the backends must have its weights already.
+    """Sets the version that a policy's targets serve; the backends must already have its weights.
 
     Example:
 

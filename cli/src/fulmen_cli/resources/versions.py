@@ -59,7 +59,7 @@ async def publish(
     options: PublishOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Publishes a new version; `latest` moves to it.
+    """Publishes a new version and moves `latest` to it.
 
     Examples:
 
@@ -105,7 +105,7 @@ async def promote(
     alias: AliasOption = STABLE,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Points an alias to a version; fails if it is moved concurrently.
+    """Points an alias to a version; fails if someone else moves it at the same time.
 
     Example:
 

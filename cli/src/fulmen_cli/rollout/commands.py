@@ -200,7 +200,7 @@ async def cancel(
     run: Annotated[str, typer.Option(help="Cancel all rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Cancels rollouts; those that have ended are left alone.
+    """Cancels rollouts; rollouts that have ended are not changed.
 
     Examples:
 

@@ -39,7 +39,7 @@ async def compare(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of tasks listed.")] = 20,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compares a candidate with a baseline at the tasks that both have: wins, losses, mean difference, worst tasks first.
+    """Compares a candidate with a baseline on the tasks that both have: wins, losses, mean difference, worst tasks first.
 
     The interval of 95 % is a percentile bootstrap over tasks.
 

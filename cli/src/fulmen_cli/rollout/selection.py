@@ -42,9 +42,10 @@ async def count(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Counts rollouts by state and failure, or by the values of fields, in two seconds at most.
+    """Counts rollouts by state and failure, or by the values of fields, in at most two seconds.
 
-    Values are those of the newest 10,000 rollouts, entries of maps of the newest 500; a count with + behind it is a minimum.
+    Values are counted over the newest 10,000 rollouts, entries of maps over the newest 500; a count followed by + is a
+    minimum.
 
     Examples:
 
@@ -85,7 +86,7 @@ async def update(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Changes a rollout that has not ended; what is not given stays as it is.
+    """Changes a rollout that has not ended; values that are not given are not changed.
 
     Examples:
 
@@ -120,9 +121,9 @@ async def delete(
     run: Annotated[str, typer.Option(help="With --filter: only rollouts of this training run.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Deletes rollouts that have ended, with their attempts and spans, for good. Their usage is kept.
+    """Permanently deletes rollouts that have ended, with their attempts and spans. Their usage is kept.
 
-    A rollout is kept while another member of its group has not ended, and while its training run is under way.
+    A rollout is kept while another member of its group has not ended, and while its training run is in progress.
 
     Examples:
 

@@ -44,8 +44,8 @@ async def trace(
 ) -> None:
     """Shows the spans of a rollout as a tree, with tokens, policy versions and contents of model calls.
 
-    Of each model call it shows the messages that are new to the conversation, the tools that the model calls, and its
-    answer. Attempt keys and secrets of agents are masked before spans are stored.
+    For each model call it shows the messages that are new in the conversation, the tools that the model calls, and
+    its answer. Attempt keys and secrets of agents are masked before spans are stored.
 
     Examples:
 

@@ -31,10 +31,10 @@ async def watch(
     cursor: Annotated[str, typer.Option(help="Resume after this cursor.")] = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Prints rollouts as they change from now on, until Ctrl-C: each as it is then, with its latest attempt.
+    """Prints rollouts whenever they change, until Ctrl-C: each in its current state, with its latest attempt.
 
-    Several changes within half a second are printed as one. With `--output json`, prints the changes of a moment per line,
-    or one group, with the cursor to resume from; the first line has the cursor alone.
+    Several changes within half a second are printed as one. With `--output json`, prints one message per line: several
+    changes, or one group, with the cursor to resume from. The first line has only the cursor.
 
     Examples:
 

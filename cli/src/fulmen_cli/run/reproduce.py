@@ -52,10 +52,10 @@ async def reproduce(
 ) -> None:
     """Repeats a training run: same algorithm, settings, seeds, inputs and initial weights.
 
-    Reports differences of the environment (packages, machine, contents of inputs), follows the new run
-    to its end, and compares loss, gradient norm, reward and validation of every step. The new run publishes further
-    versions of the same policy. Rollouts that end in another order form other batches, so an asynchronous run
-    (`max_staleness` above 0) comes close and is seldom the same; see docs/metrics.md.
+    Reports differences of the environment (packages, machine, contents of inputs), follows the new run to its end,
+    and compares loss, gradient norm, reward and validation of every step. The new run publishes further versions of
+    the same policy. Rollouts that end in another order form different batches, so an asynchronous run
+    (`max_staleness` above 0) is close but seldom identical; see docs/metrics.md.
 
     With --output json, prints one event per line, as `fulmen run watch` does; the last line is the comparison.
 

@@ -46,10 +46,10 @@ async def resume(connection: Connection, run: RunArgument, output: OutputOption 
 
 
 async def stop(connection: Connection, run: RunArgument, output: OutputOption = Output.TABLE) -> None:
-    """Stops a training run for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+    """Stops a training run permanently and cancels its rollouts; published versions are kept. The stages after it do not
+    begin.
 
-    In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it waits
-    for.
+    If the named stage has ended, a later stage is stopped; if it has not begun, the stage that it waits for is.
 
     Example:
 

@@ -67,10 +67,10 @@ async def create(
     mode: Annotated[Mode, typer.Option(help="Mode of the rollouts.")] = Mode.TEST,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Creates a schedule. Of an agent, the version that is the latest now is pinned.
+    """Creates a schedule. It pins the current latest version of an agent.
 
-    A schedule is never changed: delete it and create another one. Of the times at which the store was down, the latest
-    missed time is made up for.
+    A schedule cannot be changed: delete it and create another one. If times passed while the store was down, only the
+    latest is made up for.
 
     Examples:
 
@@ -190,7 +190,7 @@ async def resume(connection: Connection, name: NameArgument, output: OutputOptio
 
 
 async def delete(connection: Connection, name: NameArgument) -> None:
-    """Deletes a schedule. Rollouts that it has created stay.
+    """Deletes a schedule. Rollouts that it has created are kept.
 
     Example:
 
@@ -225,7 +225,7 @@ def _facts(answer: pb.GetScheduleResponse) -> Iterator[tuple[str, str]]:
     skips = schedule.overlap_policy == pb.OVERLAP_POLICY_SKIP
     yield "overlap", "skipped while an earlier run has not ended" if skips else "allowed"
     passes = schedule.missed_policy == pb.MISSED_POLICY_SKIP
-    yield "missed", "skipped" if passes else "the latest is made up for"
+    yield "missed", "skipped" if passes else "the latest missed time is made up for"
     yield "created", f"{when(schedule.create_time)} UTC"
     if schedule.HasField("pause_time"):
         reason = f": {schedule.pause_reason}" if schedule.pause_reason else ""

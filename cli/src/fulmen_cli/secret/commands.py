@@ -59,7 +59,7 @@ async def set_secret(
     ] = None,
     project: ProjectOption = "",
 ) -> None:
-    """Sets a secret, new or not. Without an option, the value is read from standard input, or asked for.
+    """Creates or replaces a secret. Without an option, the value is read from standard input, or prompted for.
 
     Attempts that start from now on use the new value, and so does the proxy within seconds. The store keeps it
     encrypted, and it cannot be read back.
@@ -118,7 +118,7 @@ async def list_command(
 
 
 async def remove(connection: Connection, name: NameArgument, project: ProjectOption = "") -> None:
-    """Removes a secret for good.
+    """Permanently deletes a secret.
 
     Examples:
 

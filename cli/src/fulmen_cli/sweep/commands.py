@@ -48,9 +48,9 @@ async def sweep(
 
     Checks every trial first: if there are problems, all of them are reported and nothing is created.
 
-    All that a sweep knows is in its runs. Whether the command is killed, the machine restarts or Ctrl-C detaches it: the
-    runs that exist continue, and the same command finds them by their names and continues with those that are missing. It
-    refuses to continue with other settings, data or another agent; give the sweep another name then.
+    The state of a sweep is in its runs. If the command is killed, the machine restarts or Ctrl-C detaches it, existing
+    runs continue, and the same command finds them by their names and creates the missing ones. It refuses to continue
+    with other settings, data or another agent; give the sweep another name then.
 
     Examples:
 

@@ -97,7 +97,7 @@ async def check(
         for number, stage, text in zip(count(1), plan.stages, asked.places, strict=False)
     ]
     lines += [f"The placement of the stages was not planned: {asked.why_not}"] if asked.why_not else []
-    lines += [f"Whether what they name exists was not checked: {asked.unchecked}"] if asked.unchecked else []
+    lines += [f"References to existing resources were not checked: {asked.unchecked}"] if asked.unchecked else []
     console().print("\n".join([*lines, verdict, "Nothing was published."]), markup=False, soft_wrap=True)
 
 

@@ -87,10 +87,10 @@ async def train(
     Checks every file first: if there are problems, all of them are reported and nothing is created. The stages follow each
     other in the algorithm service. Ctrl-C only detaches: they continue, and the command prints how to watch or stop them.
 
-    With --in-process, a `breakpoint()` in the agent, its grader or an algorithm stops where it stands: store, proxy, runner,
-    algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
-    ended for taking long. The database is a child process, as are the script that builds the first weights and agents
-    that are commands. State starts empty and ends with the command; run few steps.
+    With --in-process, a `breakpoint()` in the agent, its grader or an algorithm opens the debugger there: store, proxy,
+    runner, algorithm and engine are in this process, Python agents run in its main thread one at a time, and no attempt is
+    ended for taking long. The database is a child process, as are the script that builds the first weights and agents that
+    are commands. State starts empty and ends with the command; run few steps.
 
     A folder in [policy] path is uploaded first if the algorithm service is on another machine.
 
@@ -98,9 +98,9 @@ async def train(
     .fulmenignore name. --dry-run shows the list, as does the first publication.
 
     --check, which is the same as --dry-run, needs no stack: it checks the files, every line of the data, and the settings of
-    every stage by the rules of the algorithm service that is installed here (`fulmen[local]`). Where a stack runs, or a
-    service is named, that is asked which GPUs of its machine the stages would get, how long they took before, and whether it
-    would create them: reward models, versions, runs, scores and secrets that are named must exist.
+    every stage by the rules of the algorithm service that is installed here (`fulmen[local]`). If a stack runs, or a service
+    is named, the service also plans which GPUs of its machine the stages would get, reports how long they took before, and
+    checks whether it would create them: reward models, versions, runs, scores and secrets that are named must exist.
 
     With --output json, prints one event per line, as `fulmen run watch` does; the last line is the summary.
 

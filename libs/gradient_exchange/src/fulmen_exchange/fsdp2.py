@@ -206,7 +206,7 @@ def _problems(
         has_momentum=any(group.get("momentum") for group in optimizer.param_groups),
     )
     if not named:
-        found.append("the model has no parameters that train")
+        found.append("the model has no trainable parameters")
     if copies.ndim != 1:
         found.append(f"copies: must be a mesh of one dimension, has {copies.ndim}")
     if not isinstance(settings.link, TorchLinkSettings):

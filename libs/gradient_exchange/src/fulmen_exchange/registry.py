@@ -54,7 +54,7 @@ def settings_of(codec: CodecSettings | str, **settings: Any) -> CodecSettings:
     """
     if isinstance(codec, CodecSettings):
         if settings:
-            raise TypeError(f"{', '.join(settings)}: already in the settings that were given")
+            raise TypeError(f"{', '.join(settings)}: already in the given settings")
         return codec
     found: CodecSettings = TypeAdapter(ExchangeSettings).validate_python({"codec": codec, **settings})
     return found

@@ -201,7 +201,7 @@ async def _abort(exited: "asyncio.Future[int]", send_signal: Callable[[int], obj
         await asyncio.wait({exited}, timeout=limit_s)
         if exited.done():
             return
-    raise TimeoutError("The process is still there.")
+    raise TimeoutError("The process is still running.")
 
 
 class _Keeper:

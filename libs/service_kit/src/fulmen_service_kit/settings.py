@@ -58,8 +58,8 @@ class ServiceSettings(EnvironmentSettings):
     """Maximum size of a gRPC message that is sent, bytes."""
 
     host: str = Field(default="127.0.0.1", description="Address to bind to.")
-    port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
-    metrics_port: int = Field(default=0, ge=0, le=65535, description="HTTP port of /metrics; 0 takes a free one.")
+    port: int = Field(default=0, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
+    metrics_port: int = Field(default=0, ge=0, le=65535, description="HTTP port of /metrics; 0 selects a free one.")
     dev_mode: bool = Field(default=False, description="Accept calls without a token; requires a loopback host.")
     otlp_endpoint: str = Field(
         default="",
@@ -68,13 +68,13 @@ class ServiceSettings(EnvironmentSettings):
     log_format: str = Field(default="json", pattern="^(json|console)$", description="`json` or `console`.")
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$", description="Minimum log level.")
     drain_grace_s: float = Field(
-        default=10.0, ge=0, le=3600, description="Grace period for pending work on a stop, seconds."
+        default=10.0, ge=0, le=3600, description="Grace period for pending work at shutdown, seconds."
     )
     loop_probe_interval_s: float = Field(
         default=0.2,
         ge=0,
         le=60,
-        description="Time between checks that the event loop answers, seconds; one that waits longer than 20 ms is "
+        description="Time between probes of the event loop, seconds; a probe that waits longer than 20 ms is "
         "counted, and what blocks the loop is logged as `loop_blocked`. 0: none.",
     )
     max_message_bytes: int = Field(
@@ -122,7 +122,7 @@ class ServiceSettings(EnvironmentSettings):
         "more get RESOURCE_EXHAUSTED or 429, and streams are slowed down. Tokens for all projects have no limit. 0: none.",
     )
     project_burst: float = Field(
-        default=2000.0, ge=1, le=1e9, description="Calls of a project beyond `project_calls_per_s` at once."
+        default=2000.0, ge=1, le=1e9, description="Burst of calls of a project above `project_calls_per_s`."
     )
     project_max_calls: int = Field(
         default=512,
@@ -256,7 +256,7 @@ class KeyHolderSettings(ServiceSettings):
     signing_key: SecretStr = Field(
         default=SecretStr(""),
         description="Signing keys of the deployment, one per line, at least 32 bytes each: the first signs, all are accepted. "
-        "The store's alone. Secret.",
+        "Only for the store. Secret.",
     )
 
     @model_validator(mode="after")

@@ -97,7 +97,7 @@ class Context:
             return self.open_work_dir()
         if WORK_DIR_VARIABLE in self.environment:
             return Path(self.environment[WORK_DIR_VARIABLE])
-        raise NotInAttempt("This attempt has no directory of its own: it does not run in a runner.")
+        raise NotInAttempt("This attempt has no working directory: it does not run in a runner.")
 
     @property
     def openai_base_url(self) -> str:
@@ -141,7 +141,7 @@ def prompt(default: str | None = None, *, name: str = "prompt") -> str:
     if name in given:
         return str(given[name])
     if default is None:
-        raise NotInAttempt(f"The rollout gives no prompt {name!r}, and the agent has no default.")
+        raise NotInAttempt(f"The rollout has no prompt {name!r}, and the agent has no default.")
     return default
 
 
@@ -179,8 +179,8 @@ def require_current() -> Context:
     context = _current.get()
     if context is None:
         raise NotInAttempt(
-            "No attempt runs here. A command reports rewards as its last line of output instead; in a thread that was "
-            "started outside of the attempt, run the work in `contextvars.copy_context()`."
+            "No attempt is running here. A command reports rewards as its last line of output instead; in a thread that was "
+            "started outside the attempt, run the work in `contextvars.copy_context()`."
         )
     return context
 

@@ -207,7 +207,7 @@ def _span_id(span: object) -> bytes:
     if span == CURRENT_SPAN:
         context = trace.get_current_span().get_span_context()
         if not context.is_valid or context.is_remote:
-            raise RewardInvalid("No span is open here that a reward could score.")
+            raise RewardInvalid("No span is open that a reward could score.")
     elif isinstance(span, trace.Span):
         context = span.get_span_context()
     elif isinstance(span, trace.SpanContext):

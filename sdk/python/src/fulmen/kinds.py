@@ -139,7 +139,7 @@ class Problems:
         value = getattr(message, name)
         total_s = value.seconds + value.nanos / _NS_PER_S
         if not 0 < total_s <= _MAX_DEADLINE_S or abs(value.nanos) >= _NS_PER_S:
-            self.add(field, f"must be over 0 s and at most {_MAX_DEADLINE_S} s")
+            self.add(field, f"must be greater than 0 s and at most {_MAX_DEADLINE_S} s")
 
 
 def route_problems(message: route_pb2.Route) -> list[Violation]:
@@ -168,7 +168,7 @@ def route_problems(message: route_pb2.Route) -> list[Violation]:
 
 def _recording_problems(message: route_pb2.Recording, problems: Problems) -> None:
     if not 0 < message.sample_rate <= 1:
-        problems.add("route.recording.sample_rate", "must be over 0 and at most 1")
+        problems.add("route.recording.sample_rate", "must be greater than 0 and at most 1")
     for i, rule in enumerate(message.redact):
         if rule not in REDACTIONS and rule != NO_REDACTION:
             problems.add(f"route.recording.redact[{i}]", f"is not one of {', '.join((*REDACTIONS, NO_REDACTION))}")
@@ -176,7 +176,7 @@ def _recording_problems(message: route_pb2.Recording, problems: Problems) -> Non
         problems.add("route.recording.redact", f"has {NO_REDACTION} and others")
     if len(message.redact) > len(REDACTIONS) or len(message.patterns) > MAX_PATTERNS:
         problems.add(
-            "route.recording", f"may have {len(REDACTIONS)} built-in rules and {MAX_PATTERNS} patterns at most"
+            "route.recording", f"may have at most {len(REDACTIONS)} built-in rules and {MAX_PATTERNS} patterns"
         )
     for i, pattern in enumerate(message.patterns[:MAX_PATTERNS]):
         if not _PATTERN_NAME.fullmatch(pattern.name):
@@ -236,7 +236,7 @@ def _target_problems(message: route_pb2.Route, problems: Problems) -> None:
 
 def _fallback_problems(message: route_pb2.Route, model: str, problems: Problems) -> None:
     if len(message.fallbacks) > _MAX_FALLBACKS:
-        problems.add("route.fallbacks", f"may name {_MAX_FALLBACKS} routes at most")
+        problems.add("route.fallbacks", f"may name at most {_MAX_FALLBACKS} routes")
     named = {model}
     for i, name in enumerate(message.fallbacks):
         fallback = problems.id_of(name, "routes/", MODEL, f"route.fallbacks[{i}]")
@@ -256,7 +256,7 @@ def backend_problems(message: backend_pb2.Backend) -> list[Violation]:
     if not _BASE_URL.fullmatch(message.base_url) or not _is_address(message.base_url):
         problems.add("backend.base_url", "is not of the form http://host:port/v1, without credentials")
     if message.dialect == backend_pb2.DIALECT_AZURE_OPENAI and not message.api_version:
-        problems.add("backend.api_version", "is needed for DIALECT_AZURE_OPENAI")
+        problems.add("backend.api_version", "is required for DIALECT_AZURE_OPENAI")
     if message.engine not in backend_pb2.Engine.values():
         problems.add("backend.engine", "is not a known engine")
     if message.health_path and not _HEALTH_PATH.fullmatch(message.health_path):
@@ -319,7 +319,7 @@ def _header_problems(message: backend_pb2.Backend, problems: Problems) -> None:
             problems.add(f"backend.headers[{name}]", "is set by the proxy itself")
         elif not (value.isascii() and value.isprintable() and len(value) <= _MAX_HEADER_BYTES):
             problems.add(
-                f"backend.headers[{name}]", f"is not {_MAX_HEADER_BYTES} characters of printable ASCII at most"
+                f"backend.headers[{name}]", f"is not at most {_MAX_HEADER_BYTES} characters of printable ASCII"
             )
 
 
@@ -337,7 +337,7 @@ def _is_address(url: str) -> bool:
 def _agent_problems(message: agent_spec_pb2.AgentSpec) -> list[Violation]:
     problems = Problems()
     if message.WhichOneof("entry") is None:
-        problems.add("entry", "is not set: it says how the agent is started")
+        problems.add("entry", "is not set: it defines how the agent is started")
     problems.range(message.limits.memory_bytes, "limits.memory_bytes", _MAX_BYTES)
     problems.range(message.limits.cpu_count, "limits.cpu_count", _MAX_CPUS)
     problems.range(message.limits.process_count, "limits.process_count", _MAX_PROCESSES)

@@ -148,7 +148,7 @@ class Operation:
     def __enter__(self) -> OpenOperation:
         """Begins the block."""
         if self._block is not None:
-            raise RuntimeError("This operation is open already: make one for each block.")
+            raise RuntimeError("This operation is already open: make one for each block.")
         opened = self._open(self._name or "operation")
         running = opened._running()
         running.__enter__()

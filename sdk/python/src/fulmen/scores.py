@@ -168,7 +168,7 @@ def write_scores(scores: Scores) -> bytes:
     ordered = sorted(scores.rollouts, key=lambda each: each.rollout)
     twice = [name for name, count in Counter(each.rollout for each in ordered).items() if count > 1]
     if twice:
-        raise ValueError(f"Rollouts are there twice: {twice}.")
+        raise ValueError(f"Rollouts occur twice: {twice}.")
     header = {
         "format": FORMAT,
         "grader": asdict(scores.grader),
@@ -183,8 +183,8 @@ def write_scores(scores: Scores) -> bytes:
     ):
         if size > limit:
             raise ScoresTooLarge(
-                f"The scores of {len(ordered)} rollouts have {size} bytes {what}, and a resource holds {limit}: score "
-                "fewer at once, such as one training run with --run, or a span of time with --filter."
+                f"The scores of {len(ordered)} rollouts have {size} bytes {what}, more than the {limit} of a resource: score "
+                "fewer rollouts, such as one training run with --run, or a span of time with --filter."
             )
     return content
 
@@ -198,7 +198,7 @@ def read_scores(content: bytes) -> Scores:
     try:
         unpacked = decompress(content, max_bytes=MAX_UNPACKED_BYTES)
     except FrameInvalid:
-        raise ScoresInvalid([(0, "these are no scores: not compressed by zstd, or too large")]) from None
+        raise ScoresInvalid([(0, "not a file of scores: not compressed with zstd, or too large")]) from None
     first, _, rest = unpacked.partition(b"\n")
     problems: list[tuple[int, str]] = []
     header = _header(first, problems)
@@ -329,7 +329,7 @@ def _object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError("not JSON") from None
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return value
 
 

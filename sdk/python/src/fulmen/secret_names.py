@@ -99,10 +99,10 @@ def name_problem(name: str) -> str:
     if name in _MODEL_KEYS:
         return (
             "is the address or key with which agents call models through the proxy. Give a vendor's key to the proxy, "
-            "under a name such as openai, or take another name"
+            "under a name such as openai, or use another name"
         )
     if name in _SET_BY_RUNNERS or name.startswith(_PREFIXES_OF_RUNNERS):
-        return "is set by runners. Take another name"
+        return "is set by runners. Use another name"
     return ""
 
 
@@ -117,7 +117,7 @@ def secrets_problems(names: tuple[str, ...], environment: tuple[str, ...]) -> li
     problems += [f"{name!r} is a backend's key, which agents never get" for name in names if is_backend_key(name)]
     problems += [f"{name!r} is also in environment" for name in names if name in environment]
     if len(set(names)) < len(names):
-        problems.append("each only once")
+        problems.append("names must be unique")
     if len(names) > MAX_AGENT_SECRETS:
         problems.append(f"at most {MAX_AGENT_SECRETS}")
     return problems

@@ -56,7 +56,7 @@ class WatchedFile:
         except OSError as error:
             if not self._is_lost:
                 _log.warning(
-                    "%s can no longer be read (%s): its last content stays in force", self._path, error.strerror
+                    "%s can no longer be read (%s): its last content remains in effect", self._path, error.strerror
                 )
             self._is_lost = True
         else:

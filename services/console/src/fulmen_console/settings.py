@@ -28,7 +28,7 @@ class ConsoleSettings(ServiceSettings):
         description="JSON object of base models for programs of Tinker's API (docs/tinker.md): `hf:org/name`, `model:alias`, a version or"
         " a folder of the algorithm service, by the name that programs use. Other names `org/name` are those of the hub.",
     )
-    http_port: int = Field(default=0, ge=0, le=65535, description="HTTP port; 0 takes a free one.")
+    http_port: int = Field(default=0, ge=0, le=65535, description="HTTP port; 0 selects a free one.")
     path_prefix: str = Field(
         default="",
         pattern=r"^(/[A-Za-z0-9._~-]+)*$",

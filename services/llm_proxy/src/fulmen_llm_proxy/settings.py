@@ -153,7 +153,7 @@ class LlmProxySettings(ServiceSettings):
         "RESOURCE_EXHAUSTED. Tokens for all projects have no limit. 0: none.",
     )
     project_burst: float = Field(
-        default=10_000.0, ge=1, le=1e9, description="Calls of a project beyond `project_calls_per_s` at once."
+        default=10_000.0, ge=1, le=1e9, description="Burst of calls of a project above `project_calls_per_s`."
     )
     project_max_calls: int = Field(
         default=3072,

@@ -180,8 +180,8 @@ class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
 
     service_name: ClassVar[str] = "runner"
 
-    port: int = Field(default=7401, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
-    metrics_port: int = Field(default=7402, ge=0, le=65535, description="Port of /metrics; 0 takes a free one.")
+    port: int = Field(default=7401, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
+    metrics_port: int = Field(default=7402, ge=0, le=65535, description="Port of /metrics; 0 selects a free one.")
     drain_grace_s: float = Field(
         default=30.0, ge=0, le=3600, description="Grace period for running attempts when the runner stops, seconds."
     )

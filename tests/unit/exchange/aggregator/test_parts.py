@@ -105,7 +105,7 @@ def test_ranks_that_do_not_agree_on_a_sum_are_told_what_differs() -> None:
 
     assert isinstance(answer, Response)
     assert answer.status is PayloadStatus.INVALID
-    assert answer.text == "ratio is 4.0 for the others and 8.0 here"
+    assert answer.text == "ratio is 4.0 for the other ranks and 8.0 here"
 
 
 def test_a_member_has_few_payloads_put_together_at_a_time() -> None:

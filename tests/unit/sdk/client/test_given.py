@@ -127,7 +127,7 @@ async def test_several_algorithms_are_stages() -> None:
     assert [(each.algorithm, each.settings) for each in made.config.stages] == [("sft", {"steps": 3}), ("grpo", {})]
     with pytest.raises(fulmen.ConfigError) as raised:
         await training(algorithm=[])
-    assert raised.value.problems == ("algorithm: at least one is needed",)
+    assert raised.value.problems == ("algorithm: at least one is required",)
 
 
 async def test_data_is_checked_as_files_are_and_named_by_its_argument() -> None:
@@ -172,7 +172,7 @@ async def test_an_agents_configuration_names_an_environment_relative_to_its_fold
     with pytest.raises(fulmen.ConfigError) as refused:
         await training({"folder": folder, "venv": ".venv"}, agent=given)
     assert [each.partition(";")[0] for each in refused.value.problems] == [
-        "venv: an AgentConfig has it in it",
+        "venv: set it in the AgentConfig instead",
         f"agent.venv: there is no folder {folder}/.venv",
     ]
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True)

@@ -153,7 +153,7 @@ def test_rewards_that_theirs_refuses_are_refused_and_infinite_ones_too(context: 
 
 def test_emitters_need_an_attempt_unless_nothing_is_to_be_recorded() -> None:
     for emit in (agl.emit_message, agl.emit_object, agl.emit_reward):
-        with pytest.raises(RuntimeError, match="No attempt runs here"):
+        with pytest.raises(RuntimeError, match="No attempt is running here"):
             emit(1.0 if emit is agl.emit_reward else "text")  # type: ignore[operator]  # one of three
     assert agl.get_reward_value(agl.emit_reward(0.5, propagate=False)) == 0.5
     assert agl.get_object_value(agl.emit_object({"a": [1]}, propagate=False)) == {"a": [1]}
@@ -226,7 +226,7 @@ def test_a_program_with_many_imports_of_agentlightning_runs_after_one_added_line
 
 def test_what_a_service_replaces_says_where_it_is() -> None:
     assert agl.OtelTracer() is not None
-    with pytest.raises(agl.NotPorted, match=r"LitAgentRunner\.step is not here: .*fulmen agent check"):
+    with pytest.raises(agl.NotPorted, match=r"LitAgentRunner\.step is not available: .*fulmen agent check"):
         agl.LitAgentRunner(agl.OtelTracer()).step({})
     with pytest.raises(agl.NotPorted, match=r"docs/trainers\.md"):
         agl.Trainer(algorithm=object())  # type: ignore[arg-type]  # what is refused

@@ -112,7 +112,7 @@ min = 0
         "name: at most 24 characters", "train: there is no file", "trials: must be a whole number from 2",
         "goal: must be one of max, min", "colour: no such key", 'write a setting with its algorithm in quotes',
         "steps.min: must be a whole number from 1", "steps.max: is needed", "must be a list of values, or",
-        "low (2) must be less than high (1)", "low must be above 0 with log", "has a value twice",
+        "low (2) must be less than high (1)", "low must be greater than 0 with log", "has a value twice",
     ):  # fmt: skip
         assert expected in found, found
 
@@ -121,7 +121,7 @@ min = 0
     ("old", "new", "problem"),
     [
         ('train = "train.toml"', 'train = "sweep.toml"', "names the sweep itself"),
-        ('"sft.batch_size" = [2, 4]', '"sft.steps" = [2, 4]', "is what trials are given more of"),
+        ('"sft.batch_size" = [2, 4]', '"sft.steps" = [2, 4]', "is the budget of the trials"),
         ('"sft.batch_size" = [2, 4]', '"sft.optimizer" = [2, 4]', '"sft.optimizer.kind" is a part of "sft.optimizer"'),
         ("max = 50", "max = 4", "steps.min: is 5, more than max (4)"),
         ("max = 50", "max = 500", "5 rungs with a factor of 3 need 81 or more"),

@@ -197,10 +197,10 @@ def test_an_interpreter_of_a_virtual_environment_is_refused_with_the_path_that_w
         pack_bundle(tmp_path, agent=agent)
 
     assert refused.value.problems == (
-        f"{place}/bin/python: an installed program of this machine, which no bundle takes. Name its environment for runners "
+        f"{place}/bin/python: an installed program of this machine, which cannot be bundled. Name its environment for runners "
         f'on this machine, `venv = "{place}"`, or the packages for any runner, `requirements = "requirements.txt"`; or write '
         '"python" for the one on each runner\'s PATH',
-        f"./missing/python: there is no such file in {tmp_path}",
+        f"./missing/python: no such file in {tmp_path}",
     )
     absolute = AgentConfig(command=(str(interpreter), "agent.py"))
     assert "agent.py" in pack_bundle(tmp_path, agent=absolute).files
@@ -223,6 +223,6 @@ def test_the_list_names_sizes_and_reasons(tmp_path: Path) -> None:
         "The bundle has 1 files, 2 bytes:",
         "     2 bytes  agent.py",
         "Left out:",
-        "  .env: may hold secrets",
+        "  .env: may contain secrets",
         "  node_modules/: a cache, or installed software",
     ]

@@ -28,7 +28,7 @@ def test_every_malformed_line_of_every_file_is_reported_with_its_number(tmp_path
         "train.jsonl:7: not JSON: number 1e999 is out of range",
         "validation.jsonl: empty",
         'demos.jsonl:1: a demonstration needs "messages", a list that is not empty',
-        "demos.jsonl:2: no message is of the assistant, so there is nothing to learn",
+        "demos.jsonl:2: no message has the role assistant, so there is nothing to learn",
     ]
 
 
@@ -70,6 +70,6 @@ def test_every_malformed_preference_is_reported_with_its_number(tmp_path: Path) 
     found = [problem.partition("pairs.jsonl:")[2] for problem in caught.value.problems]
     assert [problem.partition(":")[0] for problem in found] == ["1", "2", "3", "4"]
     assert 'needs "rejected"' in found[0]
-    assert "no message of chosen is of the assistant" in found[1]
+    assert "no message of chosen has the role assistant" in found[1]
     assert "prompt[0].role must be one of" in found[2]
     assert '"chosen" and "rejected" are the same' in found[3]

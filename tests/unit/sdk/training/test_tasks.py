@@ -77,10 +77,10 @@ def test_every_task_that_has_no_form_in_json_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         task_lines([{"a": 1}, {"a": object()}, "text"], "tasks")
 
-    assert raised.value.problems == ("tasks[1]: object has no form in JSON", "tasks[2]: must be a dict, not str")
+    assert raised.value.problems == ("tasks[1]: object cannot be converted to JSON", "tasks[2]: must be a dict, not str")
 
 
-@pytest.mark.parametrize(("tasks", "said"), [("tasks.xlsx", ".jsonl"), (3, "int is no list of tasks")])
+@pytest.mark.parametrize(("tasks", "said"), [("tasks.xlsx", ".jsonl"), (3, "int is not a list of tasks")])
 def test_what_is_no_data_is_refused_with_what_would_be(tasks: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         task_lines(tasks, "tasks")

@@ -97,10 +97,10 @@ async def rescore(
 ) -> None:
     """Scores stored rollouts with another grader, and publishes the scores as a resource to train on.
 
-    No agent runs: the grader gets each rollout's task and stored outcome, as in a runner. A Python grader that
-    takes a third parameter finds the stored attempt, with its trajectory, in `context.stored`. The original
-    rewards stay. An interrupted rescoring resumes where it stopped, as long as the grader's files and
-    the selection are unchanged.
+    No agent runs: the grader gets each rollout's task and stored outcome, as in a runner. A Python grader that takes
+    a third parameter finds the stored attempt, with its trajectory, in `context.stored`. The original rewards are
+    kept. An interrupted rescoring resumes where it stopped, as long as the grader's files and the selection are
+    unchanged.
 
     Examples:
 

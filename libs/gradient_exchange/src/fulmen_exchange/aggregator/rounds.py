@@ -147,7 +147,7 @@ class RoundMachine:
         is_foreign = bool(resume_point.history) and resume_point.history != self.history and not is_member
         if is_foreign and (self.members.is_started or self._is_restored):
             raise RankBehind(
-                f"the others have continued to round {self.round} without this rank, on a server that had lost its sums"
+                f"the other ranks continued to round {self.round} without this rank, on a server that had lost its sums"
             )
         if self.members.is_started:
             if resume_point.round and resume_point.round < self.round - 1:
@@ -283,7 +283,7 @@ class RoundMachine:
         """Returns why a chunk is invalid, before anything is allocated; empty if it is valid."""
         number, index = chunk.key
         if number < member.first_round:
-            return f"this rank participates from round {member.first_round} on"
+            return f"this rank participates from round {member.first_round}"
         if number > MAX_ROUND or not 0 <= index < MAX_CALLS:
             return f"round must not exceed {MAX_ROUND}, and call must be below {MAX_CALLS}"
         call = self._calls.get(chunk.key)

@@ -136,9 +136,9 @@ class Terms:
             ("lease_s", patience.lease_s, 3600.0),
         ):
             if not 0 < seconds <= longest:
-                yield Problem(field=name, description=f"is {seconds}, must be over 0 and at most {longest}")
+                yield Problem(field=name, description=f"is {seconds}, must be greater than 0 and at most {longest}")
         if not 0 < patience.quorum <= 1:
-            yield Problem(field="quorum", description=f"is {patience.quorum}, must be over 0 and at most 1")
+            yield Problem(field="quorum", description=f"is {patience.quorum}, must be greater than 0 and at most 1")
 
     def differences(self, other: Terms) -> list[Problem]:
         """Returns the differences from another rank's terms, down to single codec settings."""
@@ -230,4 +230,4 @@ class CallTerms:
             for each in fields(self)
             if getattr(self, each.name) != getattr(other, each.name)
         )
-        return ", ".join(f"{name} is {ours} for the others and {theirs} here" for name, ours, theirs in found)
+        return ", ".join(f"{name} is {ours} for the other ranks and {theirs} here" for name, ours, theirs in found)

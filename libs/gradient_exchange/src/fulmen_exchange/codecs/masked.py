@@ -76,7 +76,7 @@ class MaskedSettings(CodecSettings):
         if self.dense:
             problems.append("dense: these parameters would be sent unmasked; remove it")
         if self.noise and not self.clip:
-            problems.append("noise: guarantees nothing unless gradients have a largest norm; set clip")
+            problems.append("noise: guarantees nothing unless the norm of gradients is bounded; set clip")
         if self.limit < self.clip * (1 + TAILS * self.noise):
             problems.append(
                 f"limit: must be at least {self.clip * (1 + TAILS * self.noise):g} with this clip and noise"
@@ -166,7 +166,7 @@ class _Keys:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # the extra `masked`
 
         if round_.rank >= MAX_RANKS:
-            raise ExchangeFailed(f"masked: rank {round_.rank}; there can be {MAX_RANKS} at most")
+            raise ExchangeFailed(f"masked: rank {round_.rank}; there can be at most {MAX_RANKS}")
         private = X25519PrivateKey.generate()
         own = private.public_key().public_bytes_raw()
         # When ranks have left there may be higher numbers than there are ranks.

@@ -169,7 +169,7 @@ class GradientExchangeServicer(GradientExchangeServiceServicer):
             problems.append(Problem(field="incarnation", description=f"has 1 to {MAX_NAME} characters, as `history`"))
         _refuse("The rank cannot join the exchange", problems)
         shard = await self._shard_for(request.training_run, terms, request)
-        _refuse("The rank cannot join: its terms differ from those of the run", shard.machine.terms.differences(terms))
+        _refuse("The rank cannot join: its terms differ from the run's", shard.machine.terms.differences(terms))
         try:
             joined = shard.join(request.rank, request.incarnation, messages.resume_point_of(request))
         except (RankBehind, RankReplaced) as error:
@@ -341,7 +341,7 @@ async def _read(requests: AsyncIterator[Message], shard: ServedShard, opened: pb
                 _refuse("The stream is malformed", [problem])
             elif not request.has_intact_head:
                 # Of which sum it is a part is not known, so the rank sends again all that it sent on this stream.
-                raise Unavailable("A chunk was damaged on its way.")
+                raise Unavailable("A chunk was damaged in transit.")
             else:
                 shard.take(opened.rank, opened.incarnation, messages.chunk_of(request))
     except Exception as error:  # noqa: BLE001  (reported on the stream)

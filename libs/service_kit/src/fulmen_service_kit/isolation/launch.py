@@ -148,7 +148,7 @@ class Isolator:
             return Launch(argv=tuple(argv), confinement={**_UNCONFINED, "limits": limits, "is_trusted": True})
         if level.rank > Isolation.SANDBOX.rank:
             raise IsolationUnavailable(
-                f"isolation must be at least `{level}` ({self._setting}): a process of this machine is not allowed"
+                f"isolation must be at least `{level}` ({self._setting}): processes on this machine are not allowed"
             )
         if level is Isolation.SANDBOX:
             seen, uid, most = self._seen(files), self._new_uid(), _most_processes(bounds)
@@ -204,7 +204,7 @@ class Isolator:
                 return technique
             tried.append(f"{technique.name}: {problem}")
         raise IsolationUnavailable(
-            f"isolation `sandbox` cannot be had on this machine ({'; '.join(tried)}). Install bubblewrap and allow user "
+            f"isolation `sandbox` is not available on this machine ({'; '.join(tried)}). Install bubblewrap and allow user "
             "namespaces, or use a kernel with Landlock (Linux 5.13, `lsm=landlock`); or use containers or Jobs; or set "
             f"{self._setting} to a lower level, which trusts the code more"
         )
@@ -215,7 +215,7 @@ class Isolator:
         problem = _problem_of(launch, Path("/"))
         if problem:
             return (
-                f"isolation `process` cannot be had on this machine: {problem}. Install Fulmen where other users can read "
+                f"isolation `process` is not available on this machine: {problem}. Install Fulmen where other users can read "
                 f"it, or set {self._setting}=trusted"
             )
         return ""

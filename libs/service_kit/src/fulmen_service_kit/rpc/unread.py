@@ -42,7 +42,7 @@ class UnreadLimit:
         """
         self._since_s = None
         if self._is_over:
-            raise DeadlineExceeded(f"The caller took no message for {self._limit_s:g} s (stream_write_timeout_s).")
+            raise DeadlineExceeded(f"The caller read no message for {self._limit_s:g} s (stream_write_timeout_s).")
 
     def close(self) -> None:
         """Stops looking."""

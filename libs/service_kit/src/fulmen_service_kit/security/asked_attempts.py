@@ -83,7 +83,7 @@ class AskedAttempts:
             is_running = await self._runs(caller)
         except FulmenError as error:
             raise Unavailable(
-                "The store cannot be asked now whether the attempt still runs; retry.", attempt=caller.subject
+                "The store cannot confirm now that the attempt is still running; retry.", attempt=caller.subject
             ) from error
         # The caller expires with the answer, so that open streams are checked again, too.
         self._answers[key] = (self._clock() + KEEP_S, replace(caller, expires_s=now_s + KEEP_S) if is_running else None)

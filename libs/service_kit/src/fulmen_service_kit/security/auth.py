@@ -151,7 +151,7 @@ class Authenticator:
             if not wait_s:
                 raise
             raise TooManyInvalidTokens(
-                "Too many tokens of this address were not made by this deployment.", retry_after_s=wait_s
+                "Too many tokens from this address were not issued by this deployment.", retry_after_s=wait_s
             ) from None
 
     def _verified(self, authorization: str) -> Caller:

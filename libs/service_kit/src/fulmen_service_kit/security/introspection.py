@@ -90,7 +90,7 @@ class StoreVerifier:
             TokenInvalid: If the token is not valid.
         """
         if not token:
-            raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
+            raise TokenInvalid("A token is required: send `authorization: Bearer <token>`.", problem=MISSING)
         answer = self._answers[token][1]
         if not answer.active:
             raise TokenInvalid("token is invalid", problem=answer.problem)

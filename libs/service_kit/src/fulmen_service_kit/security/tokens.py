@@ -132,7 +132,7 @@ class TokenSigner:
         if role is Role.ATTEMPT:
             raise ValueError("use attempt_key() for role attempt")
         if (role in RUN_ROLES) != bool(training_run):
-            raise ValueError("a token of role engine or rank names a run, and no other does")
+            raise ValueError("tokens of role engine or rank name a training run; other tokens must not")
         now = int(self.clock())
         claims = {
             "role": role.value,
@@ -293,7 +293,7 @@ class TokenVerifier:
     def _authentic(self, token: str) -> tuple[Caller, float]:
         """Returns the caller of a token of this deployment, whatever the time, and when the token begins to be valid."""
         if not token:
-            raise TokenInvalid("A token is needed: send `authorization: Bearer <token>`.", problem=MISSING)
+            raise TokenInvalid("A token is required: send `authorization: Bearer <token>`.", problem=MISSING)
         signed, _, signature = token.encode(errors="replace").rpartition(b".")
         header, _, payload = signed.partition(b".")
         # The signature first: forged tokens are not parsed.
@@ -312,7 +312,7 @@ class TokenVerifier:
         if key is None:
             if self._keys.is_known:
                 raise _forged()
-            raise Unavailable("The keys of tokens have not been read from the store yet; retry.")
+            raise Unavailable("The keys that verify tokens have not been read from the store yet; retry.")
         try:
             is_authentic = key.verifies(_from_base64url(signature), signed)
         except ValueError:
@@ -326,7 +326,7 @@ def _mac(key: bytes, signed: bytes) -> bytes:
 
 
 def _forged() -> TokenInvalid:
-    return TokenInvalid("The token is malformed or was not made by this deployment.", problem=FORGED)
+    return TokenInvalid("The token is malformed or was not issued by this deployment.", problem=FORGED)
 
 
 def _malformed(what: str) -> TokenInvalid:
@@ -362,7 +362,7 @@ def _claims(payload: bytes) -> dict[str, Any]:
 def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
     is_attempt = not signed_by
     if _text(claims, "iss") != _ISSUER:
-        raise _malformed("its issuer is another")
+        raise _malformed("its issuer is wrong")
     expires_s, issued_s = _moment(claims, "exp", math.inf), _moment(claims, "iat", 0.0)
     if not math.isfinite(expires_s):
         raise _malformed("it has no expiry time")
@@ -388,7 +388,7 @@ def _caller(claims: dict[str, Any], *, signed_by: bytes) -> Caller:
     try:
         attempt = parse_attempt_name(subject)
     except ArgumentInvalid:
-        raise _malformed("it names no attempt") from None
+        raise _malformed("it does not name an attempt") from None
     return Caller(
         role=role,
         subject=subject,
@@ -413,9 +413,9 @@ def _training_run(claims: dict[str, Any]) -> str:
     try:
         project = parse_training_run_name(name).project
     except ArgumentInvalid:
-        raise _malformed("it names no training run") from None
+        raise _malformed("it does not name a training run") from None
     if project != _text(claims, "prj"):
-        raise _malformed("its training run is another project's")
+        raise _malformed("its training run belongs to another project")
     return name
 
 

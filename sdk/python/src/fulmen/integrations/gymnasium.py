@@ -76,7 +76,7 @@ def convert(
         "max_tokens": max_tokens,
         "model": model,
     }
-    problems = [] if len(list(seeds)) else ["seeds: there are none"]
+    problems = [] if len(list(seeds)) else ["seeds: the list is empty"]
     if not model:
         problems.append("model: it has no name")
     problems += below_one(max_steps=max_steps, max_tokens=max_tokens)

@@ -183,7 +183,7 @@ def _unsupported(config: Mapping[str, Any], tables: Mapping[str, Mapping[str, An
     for table in ("environment", "verifier"):
         for key, value in tables[table].get("env", {}).items():
             if "${" in str(value):
-                yield f"task.toml: {table}.env.{key}: variables of the machine are not taken; write the value"
+                yield f"task.toml: {table}.env.{key}: variables of the machine are not substituted; write the value"
 
 
 def _is_env(table: Any) -> bool:
@@ -238,7 +238,7 @@ def _environment(task: _Task, table: Mapping[str, Any]) -> dict[str, str]:
             case "ENV" | "COPY" | "ADD" if split is None:
                 task.problems.append(f"environment/Dockerfile:{number}: a quotation has no end")
             case "ENV" if "$" in rest:
-                task.problems.append(f"environment/Dockerfile:{number}: variables are not put in; write the value")
+                task.problems.append(f"environment/Dockerfile:{number}: variables are not substituted; write the value")
             case "ENV" if "=" in rest:
                 variables |= dict(each.split("=", 1) for each in words if "=" in each)
             case "COPY" | "ADD":

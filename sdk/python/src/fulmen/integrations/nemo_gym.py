@@ -61,7 +61,7 @@ def convert(
     """
     taken, problems = _rows(rows)[:count], [] if model else ["model: it has no name"]
     problems += below_one(count=count, max_steps=max_steps)
-    problems += [] if taken else ["rows: there are none"]
+    problems += [] if taken else ["rows: the list is empty"]
     try:
         paths = _paths(url)
         problems += [f"the server has no {path}" for path in ("/seed_session", "/verify") if path not in paths]
@@ -161,10 +161,10 @@ class _Session:
         """
         try:
             if call["name"] not in offered:
-                raise ValueError("there is no such tool")
+                raise ValueError("no such tool")
             arguments = json.loads(call["arguments"])
             if not isinstance(arguments, dict):
-                raise TypeError("the arguments are no object")
+                raise TypeError("the arguments are not a JSON object")
             _, text = self._post(f"{url}/{call['name']}", arguments)
         except (TypeError, ValueError, RecursionError) as error:
             text = json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
@@ -213,5 +213,5 @@ def _read(url: str, status: int, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ServerFailed(f"{url} answered with no JSON object: {text[:200]}")
+        raise ServerFailed(f"{url} did not answer with a JSON object: {text[:200]}")
     return found

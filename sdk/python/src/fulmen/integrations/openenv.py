@@ -71,7 +71,7 @@ def convert(
     """
     imported("openenv.core", "openenv-core")
     problems = [] if model else ["model: it has no name"]
-    problems += [] if resets else ["resets: there are none"]
+    problems += [] if resets else ["resets: the list is empty"]
     problems += below_one(max_steps=max_steps, max_tokens=max_tokens)
     if score not in _SCORES:
         problems.append(f"score: must be {' or '.join(_SCORES)}, not {score!r}")

@@ -65,7 +65,7 @@ def path_problem(path: str) -> str:
             "that begin with [A-Za-z0-9_]"
         )
     if Path(path).suffix not in DATA_SUFFIXES:
-        return f"is not read as data: weights are taken as safetensors, the rest as {', '.join(sorted(DATA_SUFFIXES))}"
+        return f"is not a data file of a model: weights must be safetensors, other files =>  {', '.join(sorted(DATA_SUFFIXES))}"
     return ""
 
 
@@ -165,7 +165,7 @@ def _problems_by_file(files: Sequence[ModelFile]) -> Iterator[tuple[ModelFile, s
         elif first != number:
             # Some file systems do not tell cases apart.
             before = files[first].path
-            yield file, "is there twice" if before == file.path else f"differs from {before} in case only"
+            yield file, "occurs twice" if before == file.path else f"differs from {before} in case only"
         elif file.path in folders:
             yield file, "is a folder of other files"
         elif file.size_bytes < 0:
@@ -173,7 +173,7 @@ def _problems_by_file(files: Sequence[ModelFile]) -> Iterator[tuple[ModelFile, s
         elif not DIGEST.fullmatch(file.sha256):
             yield file, "sha256 must be 64 lowercase hexadecimal digits"
         elif not file.size_bytes and file.sha256 != _EMPTY:
-            yield file, "sha256 is not that of no bytes"
+            yield file, "sha256 is not the digest of an empty file"
         else:
             yield file, ""
 

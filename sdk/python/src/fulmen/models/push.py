@@ -28,7 +28,7 @@ def hub_repository(text: str) -> HubName:
     try:
         return HubName.parse(f"{HUB_PREFIX}{text.removeprefix(HUB_PREFIX)}")
     except ValueError:
-        raise ValueError(f"{text!r} is no repository: write it as organisation/name.") from None
+        raise ValueError(f"{text!r} is not a repository: write it as organisation/name.") from None
 
 
 def pushed_files(folder: Path) -> dict[str, int]:
@@ -38,7 +38,7 @@ def pushed_files(folder: Path) -> dict[str, int]:
         FileNotFoundError: if the folder holds no model.
     """
     if not (folder / CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG}.")
+        raise FileNotFoundError(f"{folder} contains no model: {CONFIG} is missing.")
     found = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
     return {path.name: path.stat().st_size for path in found if path.suffix in PUSHED}
 
@@ -71,9 +71,9 @@ def push_model(hub: Any, folder: Path, name: HubName, *, public: bool) -> str:
         status = error.response.status_code
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise PushFailed(
-                f"The hub does not let you write to {name.repository}: `hf auth login`, or set HF_TOKEN to a token that may."
+                f"The hub does not let you write to {name.repository}: `hf auth login`, or set HF_TOKEN to a token with write access."
             ) from None
         raise PushFailed(f"The hub answered {status}; try again.") from None
     except (hub.errors.HTTPError, OSError, RuntimeError):
-        raise PushFailed("The hub cannot be reached; what was uploaded is kept, try again.") from None
+        raise PushFailed("The hub cannot be reached; uploaded files are kept, try again.") from None
     return str(done.commit_url)

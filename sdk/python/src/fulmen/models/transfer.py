@@ -139,7 +139,7 @@ async def upload_model(
                 error = Unavailable(error.message)
             damaged += isinstance(error, UploadDamaged)
             if damaged == _DAMAGED_TRIES:
-                raise TransferFailed(f"{error.message} Does anything write to {folder}?") from error
+                raise TransferFailed(f"{error.message} Is a process writing to {folder}?") from error
             await patience.wait(error)
 
 
@@ -177,7 +177,7 @@ async def download_weights(
     )
     files = [ModelFile(path=each.path, size_bytes=each.size_bytes, sha256=each.sha256) for each in found.files]
     if outside := next((file.path for file in files if path_problem(file.path)), ""):
-        raise TransferFailed(f"The service names a file that no model has: {outside!r}.")
+        raise TransferFailed(f"The service named a file that is not allowed in a model: {outside!r}.")
     aside = folder.with_name(f"{folder.name}{PART}")
     progress = _Arrived(sum(file.size_bytes for file in files), on_progress)
     download = _Download(weights=weights, source=found.source, progress=progress, patience=patience, peer=peer)
@@ -241,7 +241,7 @@ class _Upload:
             lacking = self._missing[0]
             raise TransferFailed(
                 f"{lacking.path} has {self._files[lacking.path].size_bytes} bytes by its manifest, and none to send after "
-                f"{lacking.received_bytes}. Does anything write to {self._folder}?"
+                f"{lacking.received_bytes}. Is a process writing to {self._folder}?"
             )
 
     async def _chunks(self) -> AsyncIterator[pb.UploadChunksRequest]:
@@ -264,7 +264,7 @@ class _Upload:
 
 
 class _Moving:
-    """Ends a stream on which nothing has moved for `STALL_S`.
+    """Ends a stream that has transferred nothing for `STALL_S`.
 
     Raises:
         Unavailable: if so.
@@ -281,7 +281,7 @@ class _Moving:
         try:
             await self._limit.__aexit__(*raised)
         except TimeoutError as error:
-            raise Unavailable(f"Nothing has moved for {STALL_S:.0f} s.") from error
+            raise Unavailable(f"No data was transferred for {STALL_S:.0f} s.") from error
 
     def moves(self, *, then_checks_bytes: int = 0) -> None:
         """Notes that something has; the service then checks so many bytes, during which nothing moves."""
@@ -394,11 +394,11 @@ class _Download:
             async with _Moving() as moving:
                 async for chunk in self.weights.DownloadChunks(self._request(file, target), timeout=STREAM_TIMEOUT_S):
                     if target.tell() + len(chunk.data) > file.size_bytes:
-                        raise TransferFailed(f"The service sends more of {file.path} than its size.")
+                        raise TransferFailed(f"The service sent more bytes of {file.path} than its size.")
                     await self._write(target, chunk.data)
                     moving.moves()
             if target.tell() == before:
-                raise TransferFailed(f"The service ends {file.path} before its size.")
+                raise TransferFailed(f"The service ended {file.path} before its full size.")
         except FulmenError as error:
             await self.patience.wait(error)
 

@@ -323,7 +323,7 @@ class DuplexStream(ResponseStream[Response], Generic[Request, Response]):
     async def _why_ended(self) -> Exception:
         """Returns the error of an ended stream, which grpc.aio does not report to a writer."""
         if not self._call.done():
-            return asyncio.InvalidStateError("The stream takes no more messages: done_writing was called.")
+            return asyncio.InvalidStateError("The stream accepts no more messages: done_writing was called.")
         return await self._ending()
 
     async def _ending(self) -> Exception:
@@ -338,7 +338,7 @@ def _of_stream(error: grpc.aio.AioRpcError) -> FulmenError:
     """Decodes the error of a stream; grpc reports a broken connection as INTERNAL without details."""
     decoded = decode(error)
     if isinstance(decoded, InternalError) and not decoded.metadata:
-        return Unavailable(f"The stream has broken off: {decoded.message}")
+        return Unavailable(f"The stream was interrupted: {decoded.message}")
     return decoded
 
 

@@ -56,7 +56,7 @@ def block_on(work: Coroutine[Any, Any, T]) -> T:
     """
     if _home.is_here():
         work.close()
-        raise RuntimeError("The blocking client was called inside its own loop: use the asynchronous one there.")
+        raise RuntimeError("The blocking client was called inside its own event loop: use the asynchronous client there.")
     future = _home.submit(work)
     try:
         return future.result()

@@ -207,9 +207,9 @@ def _search(table: TableReader, given: Any) -> dict[str, Choices]:
                 elif low >= high:
                     table.problem(f'"{key}"', f"low ({low:g}) must be less than high ({high:g})")
                 elif not math.isfinite(float(high) - float(low)):
-                    table.problem(f'"{key}"', f"is too wide: from {low:g} to {high:g}")
+                    table.problem(f'"{key}"', f"is too wide a range: from {low:g} to {high:g}")
                 elif rest.get("log") and low <= 0:
-                    table.problem(f'"{key}"', "low must be above 0 with log")
+                    table.problem(f'"{key}"', "low must be greater than 0 with log")
                 else:
                     found[key] = Range(low=low, high=high, log=bool(rest.get("log", False)))
             case _:
@@ -223,7 +223,7 @@ def _check(sweep: Sweep, table: TableReader, steps: TableReader) -> None:
         if key and not _SETTING.fullmatch(key):
             table.problem(f'"{key}"', 'write a setting with its algorithm in quotes, such as "grpo.learning_rate"')
     if not sweep.search:
-        table.problem("search", "names no setting")
+        table.problem("search", "does not name a setting")
     if len(sweep.search) > MAX_SEARCHED:
         table.problem("search", f"has {len(sweep.search)} settings; at most {MAX_SEARCHED} are possible")
         return
@@ -232,7 +232,7 @@ def _check(sweep: Sweep, table: TableReader, steps: TableReader) -> None:
         if one and other.startswith(f"{one}."):
             table.problem("search", f'"{other}" is a part of "{one}", which is set as a whole; search one of them')
     if sweep.steps_setting in sweep.search:
-        table.problem("search", f'"{sweep.steps_setting}" is what trials are given more of; it cannot be searched')
+        table.problem("search", f'"{sweep.steps_setting}" is the budget of the trials and cannot be searched')
     if sweep.min_steps and sweep.max_steps and sweep.trials:
         _check_sizes(sweep, table, steps)
 

@@ -46,8 +46,8 @@ def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
     problems: list[str] = []
     if plan.policy.name and plan.policy == PolicyConfig(name=plan.policy.name):
         problems.append(
-            "policy: needs base, build, path or version: each trial begins with the same weights, and not with those of the"
-            " trial before"
+            "policy: needs base, build, path or version: each trial must begin with the same weights, not with those of "
+            "the previous trial"
         )
     stages = {stage.algorithm for stage in plan.stages}
     problems += [
@@ -140,7 +140,7 @@ class Trials:
         Raises:
             ConfigError: if a run of the name exists that another sweep has made.
         """
-        assert self._first is not None, "begin() comes first"
+        assert self._first is not None, "call begin() first"
         settings, most = self._settings[trial], self.sweep.max_steps
         config = trial_config(self.plan, self.sweep, settings, most if self._continues else steps)
         tags: tuple[str, ...] = (f"sweep.{self.sweep.name}", f"trial.{trial}", f"sweep-digest.{self._digest}")
@@ -160,7 +160,7 @@ class Trials:
             raise ConfigError(
                 f"{self.sweep.file} cannot continue.",
                 [
-                    f"name: the run {known.name} is of a sweep {self.sweep.name} with other settings, data or agent; choose another name"
+                    f"name: the run {known.name} belongs to a sweep {self.sweep.name} with other settings, data or agent; choose another name"
                 ],
             )
         elif self._rests_before(known, steps):
@@ -180,7 +180,7 @@ class Trials:
         """True if runs continue from rung to rung: if the steps are those of the last stage, and it trains weights."""
         algorithm, _, setting = self.sweep.steps_setting.partition(".")
         own = [stage.algorithm for stage in self.plan.stages]
-        assert self._first is not None, "begin() comes first"
+        assert self._first is not None, "call begin() first"
         return setting == "steps" and own.index(algorithm) == len(own) - 1 and self._first.trains(algorithm)
 
     async def end(self, run: str) -> None:

@@ -166,14 +166,14 @@ def checked_environment(agent: AgentConfig, folder: Path) -> tuple[list[tuple[st
         problems.append(("venv", "give requirements or venv, not both"))
     if (agent.requirements or agent.venv) and (agent.container or agent.job):
         key = "requirements" if agent.requirements else "venv"
-        problems.append((key, "only Python and command agents have it: install packages in the container's image"))
+        problems.append((key, "only for Python and command agents: install packages in the container's image"))
     if agent.requirements:
         file = Path(os.path.normpath(folder.absolute() / agent.requirements))
         if file.is_relative_to(folder.absolute()):
             problems += (("requirements", problem) for problem in requirements_problems(file))
             agent = replace(agent, requirements=str(file.relative_to(folder.absolute())))
         else:
-            problems.append(("requirements", f"{file} is not in the agent's folder, which its bundle takes"))
+            problems.append(("requirements", f"{file} is not in the agent's folder, from which the bundle is made"))
     if not agent.venv:
         return problems, agent
     # Not resolved: its interpreter finds its packages by the name that it is started with.
@@ -301,8 +301,8 @@ def _at_most_one(table: TableReader) -> None:
     if sum(key in table for key in _ENTRIES) != 1:
         table.problem(
             "",
-            'give python = "file.py:name", command = ["program", ...], container = {image = "..."} or '
-            'job = "job.yaml", one of them',
+            'give one of python = "file.py:name", command = ["program", ...], container = {image = "..."} and '
+            'job = "job.yaml"',
         )
     if sum(key in table for key in _GRADERS) > 1:
         table.problem("", "give one of grader, grader_command and judge, not several")
@@ -321,7 +321,7 @@ def _limits(table: TableReader) -> LimitsConfig:
     table.known("memory", "cpus", "processes")
     cpus = table.number("cpus")
     if cpus is not None and cpus <= 0:
-        table.problem("cpus", "must be more than 0")
+        table.problem("cpus", "must be greater than 0")
     return LimitsConfig(
         memory_bytes=table.size("memory"),
         cpu_count=cpus or 0.0,
@@ -340,11 +340,11 @@ def _judge(table: TableReader, folder: Path) -> JudgeConfig:
         if not _DIMENSION.fullmatch(word):
             table.problem("dimensions", f"{word!r}: 1 to 64 characters of a-z, 0-9, '_', '.' and '-'")
     if len(set(dimensions)) < len(dimensions):
-        table.problem("dimensions", "each only once")
+        table.problem("dimensions", "must be unique")
     low, high = table.number("min"), table.number("max")
     # The defaults of the contract.
     if (0.0 if low is None else low) >= (10.0 if high is None else high):
-        table.problem("max", "must be more than min (unset: 0 and 10)")
+        table.problem("max", "must be greater than min (defaults: 0 and 10)")
     return JudgeConfig(
         model=table.text("model", required=True),
         prompt=table.text("prompt") or _file(table, "prompt_file", folder, MAX_PROMPT_BYTES),
@@ -392,7 +392,7 @@ def _file(table: TableReader, key: str, folder: Path, most_bytes: int) -> str:
         table.problem(key, f"the file {path} cannot be read: {error.strerror}")
         return ""
     if not 0 < len(content) <= most_bytes:
-        table.problem(key, f"{path} has {len(content)} bytes: 1 to {most_bytes} are possible")
+        table.problem(key, f"{path} has {len(content)} bytes: must have 1 to {most_bytes}")
     return text
 
 
@@ -400,12 +400,12 @@ def _without_effect(table: TableReader, agent: AgentConfig) -> None:
     """Reports settings without effect."""
     if agent.isolation and not (agent.python or agent.command or agent.grader or agent.grader_command):
         table.problem(
-            "isolation", "only Python and command agents and graders have it: containers and jobs are isolated"
+            "isolation", "only for Python and command agents and graders: containers and jobs are always isolated"
         )
     if agent.python and agent.max_output_bytes:
-        table.problem("max_output", "a Python agent has none: its return value is the outcome")
+        table.problem("max_output", "not for Python agents: the return value is the outcome")
     in_process = agent.isolation not in ("process", "sandbox") and not (agent.requirements or agent.venv)
     if agent.python and in_process and agent.limits != LimitsConfig():
-        table.problem("limits", 'inside the runner they cannot be kept: add isolation = "process"')
+        table.problem("limits", 'cannot be enforced inside the runner: add isolation = "process"')
     elif agent.limits.cpu_count and not (agent.container or agent.job):
-        table.problem("limits.cpus", "only containers and jobs have it")
+        table.problem("limits.cpus", "only for containers and jobs")

@@ -75,7 +75,7 @@ class TableReader:
         if isinstance(value, Mapping):
             return TableReader(value, full, self._problems)
         if required or value is not None:
-            self._problems.append(f"{full}: a table [{full}] is needed")
+            self._problems.append(f"{full}: must be a table [{full}]")
         return TableReader({}, full, self._problems)
 
     def text(self, key: str, *, required: bool = False) -> str:
@@ -175,7 +175,7 @@ class TableReader:
     def _typed(self, key: str, fits: Callable[[Any], bool], default: Any, what: str, required: bool) -> Any:
         if key not in self._table:
             if required:
-                self.problem(key, f"is needed: {what}")
+                self.problem(key, f"is required: {what}")
             return default
         if not fits(self._table[key]):
             self.problem(key, f"must be {what}")

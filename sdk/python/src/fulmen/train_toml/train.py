@@ -261,7 +261,7 @@ def _policy(table: TableReader, folder: Path, *, required: bool) -> PolicyConfig
     if sum(map(bool, (policy.base, policy.build, policy.path, policy.version))) > 1:
         table.problem("", "give one of base, build, path and version, not several")
     if policy.base and (problem := base_problem(policy.base)):
-        table.problem("base", f"{problem}; a folder is named by path")
+        table.problem("base", f"{problem}; for a folder use path")
     if policy.path:
         policy = replace(policy, path=str((folder / policy.path).resolve()))
         if not is_file(Path(policy.path), folder=True):
@@ -290,7 +290,7 @@ def _data(table: TableReader, folder: Path) -> DataConfig:
 
 def _stages(config: TableReader, tables: Any) -> tuple[StageConfig, ...]:
     if not isinstance(tables, list) or not tables:
-        config.problem("stage", "at least one [[stage]] is needed")
+        config.problem("stage", "at least one [[stage]] is required")
         return ()
     stages = []
     for number, table in enumerate(tables, start=1):

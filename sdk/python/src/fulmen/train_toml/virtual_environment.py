@@ -37,7 +37,7 @@ def folder_problem(folder: Path, *, runs_callables: bool) -> str:
         return f"{folder} is not a virtual environment: it has no pyvenv.cfg; {make}"
     python = python_of(folder)
     if not (python.is_file() and os.access(python, os.X_OK)):
-        return f"{python} is missing, or leads to a Python that was removed; {make} again"
+        return f"{python} is missing, or links to a Python that was removed; {make} again"
     try:
         # -I and -S: nothing that is installed in it is run.
         asked = subprocess.run(
@@ -53,7 +53,7 @@ def folder_problem(folder: Path, *, runs_callables: bool) -> str:
         return f"{python} cannot be run: {str(error)[:200]}; {make} again"
     if runs_callables and version < OLDEST_PYTHON:
         needed, found = (".".join(map(str, each)) for each in (OLDEST_PYTHON, version))
-        return f"{folder} has Python {found}, and Python agents need {needed} or newer; {make} with a newer one, or use a command"
+        return f"{folder} has Python {found}, but Python agents need {needed} or newer; {make} with a newer one, or use a command"
     return ""
 
 

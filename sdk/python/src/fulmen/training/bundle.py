@@ -93,7 +93,7 @@ def bundle_summary(bundle: Bundle) -> str:
     """Returns a line about a bundle: how many files, how large, and what was left out because it may hold secrets."""
     secrets = [each.name for each in bundle.left_out if each.why == SECRET]
     text = f"{len(bundle.sizes)} files, {_size(sum(bundle.sizes.values()))}"
-    return f"{text}; left out, as they may hold secrets: {', '.join(secrets[:LARGEST_SHOWN])}" if secrets else text
+    return f"{text}; left out, because they may contain secrets: {', '.join(secrets[:LARGEST_SHOWN])}" if secrets else text
 
 
 def bundle_lines(bundle: Bundle) -> list[str]:
@@ -131,10 +131,10 @@ def _require_own_files(
         if name in chosen or Path(name).is_absolute():
             continue
         if word in programs and os.sep in word and "{" not in word and not (folder / name).is_file():
-            problems.append(f"{word}: there is no such file in {folder}")
+            problems.append(f"{word}: no such file in {folder}")
         elif word in programs and os.sep in word and _is_installed(folder / name):
             problems.append(
-                f"{word}: an installed program of this machine, which no bundle takes. Name its environment for runners on "
+                f"{word}: an installed program of this machine, which cannot be bundled. Name its environment for runners on "
                 f'this machine, `venv = "{Path(name).parent.parent}"`, or the packages for any runner, '
                 f'`requirements = "requirements.txt"`; or write "{Path(name).name}" for the one on each runner\'s PATH'
             )

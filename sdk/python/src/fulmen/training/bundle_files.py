@@ -28,7 +28,7 @@ SCANNED_PIECE_BYTES: Final = 1024 * 1024
 # Longer than any pattern's match, so that none is lost between two pieces.
 SCANNED_OVERLAP_BYTES: Final = 512
 
-SECRET: Final = "may hold secrets"  # noqa: S105  # A reason.
+SECRET: Final = "may contain secrets"  # noqa: S105  # A reason.
 CACHE: Final = "a cache, or installed software"
 
 _SECRET_NAMES: Final = GitIgnoreSpec.from_lines(
@@ -313,7 +313,7 @@ def require_no_secrets(files: Mapping[str, Path], *, include: Sequence[str] = ()
     """
     problems = [
         f"{name}, line {found[0]}: looks like {found[1]}. Give it to the agent with `fulmen secret set`, ignore the file "
-        f'in .fulmenignore, or, if it is none, add `include = ["{name}"]` to [agent]'
+        f'in .fulmenignore, or, if it is not a secret, add `include = ["{name}"]` to [agent]'
         for name, path in files.items()
         if not _names(include, name) and (found := _secret_in(path))
     ]

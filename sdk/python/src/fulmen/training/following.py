@@ -78,7 +78,7 @@ async def follow_run(
             if time.monotonic() - reached > PATIENCE_S:
                 raise Unavailable(
                     f"The algorithm service was unreachable for {PATIENCE_S:.0f} s ({error.message}). The run continues "
-                    f"when it is back: `fulmen run watch {name.rpartition('/')[2]}`."
+                    f"when the service is back: `fulmen run watch {name.rpartition('/')[2]}`."
                 ) from None
             on_interruption("The algorithm service does not answer; trying again…")
             await asyncio.sleep(REOPEN_WAIT_S)
@@ -254,7 +254,7 @@ class _Parts:
         size_bytes, self._group, self._size_bytes = self._size_bytes, None, 0
         if size_bytes > MAX_GROUP_BYTES:
             raise MessageTooLarge(
-                f"The group {part.group_id} is larger than {MAX_GROUP_BYTES >> 20} MiB. Continue behind it with its cursor.",
+                f"The group {part.group_id} is larger than {MAX_GROUP_BYTES >> 20} MiB. Continue after it with its cursor.",
                 group_id=part.group_id, cursor=part.cursor, size_bytes=size_bytes,
             )  # fmt: skip
         group.cursor = part.cursor

@@ -26,7 +26,7 @@ __all__ = ["FILE", "packed_functions"]
 FILE: Final = "fulmen_functions.py"
 PICKLE: Final = "fulmen_functions.pickle"
 VERSION: Final = sys.version_info[:2]
-_LOADER: Final = '''"""Functions that were given to Fulmen as objects. Made by fulmen, on Python {version} with cloudpickle {cloudpickle}."""
+_LOADER: Final = '''"""Functions that were passed to Fulmen as objects. Made by fulmen, on Python {version} with cloudpickle {cloudpickle}."""
 
 import pickle
 import sys
@@ -89,8 +89,8 @@ def _pickled(cloudpickle: ModuleType, functions: Mapping[str, Callable[..., Any]
     except Exception as error:  # Whatever the values that they use raise when they are pickled.
         names = ", ".join(sorted(functions))
         raise ConfigError(
-            f"The functions {names} cannot be pickled: {type(error).__name__}: {error}. Make what they use inside of "
-            "them, or give a path such as agent.py:solve.",
+            f"The functions {names} cannot be pickled: {type(error).__name__}: {error}. Create the objects that they use "
+            "inside them, or give a path such as agent.py:solve.",
             (),
         ) from error
     finally:

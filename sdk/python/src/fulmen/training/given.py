@@ -152,7 +152,7 @@ def _config(
     algorithms = [given["algorithm"]] if isinstance(given["algorithm"], Algorithm | str) else given["algorithm"]
     stages = [each if isinstance(each, Algorithm) else Algorithm(each) for each in algorithms]
     if not stages:
-        problems.append("algorithm: at least one is needed")
+        problems.append("algorithm: at least one is required")
     prompt = Path(options["prompt"]).resolve() if "prompt" in options else None
     if problems:
         raise ConfigError(f"{WHERE} is not valid; nothing was created.", problems)
@@ -172,8 +172,8 @@ def _agent(given: Mapping[str, Any], options: TrainOptions, folder: Path, proble
     agent, reward = given["agent"], given["reward"]
     if isinstance(agent, AgentConfig):
         if reward is not None:
-            problems.append("reward: an AgentConfig has the grader in it")
-        problems += (f"{key}: an AgentConfig has it in it" for key in packages)
+            problems.append("reward: set the grader in the AgentConfig instead")
+        problems += (f"{key}: set it in the AgentConfig instead" for key in packages)
         found, agent = checked_environment(agent, folder)
         problems += (f"agent.{key}: {problem}" for key, problem in found)
         return agent

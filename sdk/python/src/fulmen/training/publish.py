@@ -82,7 +82,7 @@ async def published_prompt(client: Services, name: str, path: Path) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8.", ()) from None
     if not text.strip() or len(content) > MAX_PROMPT_BYTES:
-        raise ConfigError(f"{path} must hold 1 to {MAX_PROMPT_BYTES} bytes.", ())
+        raise ConfigError(f"{path} must have 1 to {MAX_PROMPT_BYTES} bytes.", ())
     return await Publisher(client).put(f"prompt.{name}", "prompt", PROMPT_CONTENT_TYPE, content)
 
 

@@ -120,7 +120,7 @@ def _check_demonstration(value: dict[str, Any]) -> str:
     if problem := _messages_problem("messages", messages):
         return problem
     if not any(message["role"] == "assistant" for message in messages):
-        return "no message is of the assistant, so there is nothing to learn"
+        return "no message has the role assistant, so there is nothing to learn"
     return ""
 
 
@@ -132,7 +132,7 @@ def _check_preference(value: dict[str, Any]) -> str:
         if problem := _messages_problem(name, messages):
             return problem
         if name != "prompt" and not any(message["role"] == "assistant" for message in messages):
-            return f"no message of {name} is of the assistant"
+            return f"no message of {name} has the role assistant"
     return '"chosen" and "rejected" are the same' if value["chosen"] == value["rejected"] else ""
 
 

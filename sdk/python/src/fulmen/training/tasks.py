@@ -31,9 +31,8 @@ def task_lines(tasks: Any, where: str) -> list[bytes]:
         where: what they are for, in errors.
 
     Raises:
-        ConfigError: if they are of another type, or a value has no form in JSON.
-        ExtraMissing: if a library is not installed that reads the file.
-        OSError: if the file cannot be read.
+        ConfigError: if they are of another type, or a value cannot be converted to JSON. ExtraMissing: if a library
+        is not installed that reads the file. OSError: if the file cannot be read.
     """
     if isinstance(tasks, str | PathLike):
         path = Path(tasks)
@@ -41,7 +40,7 @@ def task_lines(tasks: Any, where: str) -> list[bytes]:
             return [stripped + b"\n" for line in path.read_bytes().split(b"\n") if (stripped := line.strip())]
         if path.suffix not in _READERS:
             known = ", ".join([*_LINES, *_READERS])
-            raise ConfigError(f"{where}: {path} has none of the known endings {known}.", ())
+            raise ConfigError(f"{where}: {path} has none of the known suffixes {known}.", ())
         return _encoded(_READERS[path.suffix](path), where)
     return _encoded(_rows(tasks, where), where)
 
@@ -55,7 +54,7 @@ def _rows(tasks: Any, where: str) -> Iterable[Any]:
     # A `datasets.Dataset` yields dictionaries.
     if isinstance(tasks, Iterable) and not isinstance(tasks, bytes):
         return tasks
-    raise ConfigError(f"{where}: {type(tasks).__name__} is no list of tasks, data frame, data set or path.", ())
+    raise ConfigError(f"{where}: {type(tasks).__name__} is not a list of tasks, data frame, data set or path.", ())
 
 
 def _encoded(rows: Iterable[Any], where: str) -> list[bytes]:
@@ -68,7 +67,7 @@ def _encoded(rows: Iterable[Any], where: str) -> list[bytes]:
         except (TypeError, ValueError) as error:
             problems.append(f"{where}[{number - 1}]: {error}")
     if problems:
-        raise ConfigError(f"{where}: {len(problems)} tasks have no form in JSON; nothing was created.", problems)
+        raise ConfigError(f"{where}: {len(problems)} tasks cannot be converted to JSON; nothing was created.", problems)
     return lines
 
 

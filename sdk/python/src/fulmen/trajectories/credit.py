@@ -70,12 +70,12 @@ class CreditSettings:
             problems.append(f"option is {self.option!r}, not one of {', '.join(CreditOption)}")
         if self.option == CreditOption.DISCOUNTED:
             if not _is_number(self.gamma) or not 0 < float(self.gamma or 0) <= 1:
-                problems.append(f"gamma is {self.gamma!r}, not a number above 0 and at most 1")
+                problems.append(f"gamma is {self.gamma!r}, not a number greater than 0 and at most 1")
         elif self.gamma is not None:
-            problems.append("gamma is for the option discounted alone")
+            problems.append("gamma is only for the option discounted")
         if self.weights is not None:
             if not self.weights:
-                problems.append("weights name no dimension")
+                problems.append("weights has no dimensions")
             wrong = [name for name, weight in self.weights.items() if not _is_number(weight)]
             problems += [f"the weight of {name} is {self.weights[name]!r}, not a finite number" for name in wrong]
         if problems:
@@ -90,11 +90,11 @@ class CreditSettings:
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(table) - known):
-            raise CreditSettingsInvalid(f"Credit: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+            raise CreditSettingsInvalid(f"Credit: unknown {', '.join(unknown)}; known: {', '.join(sorted(known))}.")
         option = table.get("option", CreditOption.FINAL)
         weights = table.get("weights")
         if weights is not None and not isinstance(weights, Mapping):
-            raise CreditSettingsInvalid(f"Credit: weights is {weights!r}, not a table of dimension and weight.")
+            raise CreditSettingsInvalid(f"Credit: weights is {weights!r}, not a table from dimension to weight.")
         given = CreditOption(option) if option in set(CreditOption) else option
         return cls(option=given, gamma=table.get("gamma"), weights=weights)
 

@@ -24,7 +24,7 @@ class EngineOptions:
     Attributes:
         host: Address that the engine binds to.
         advertise_host: Host under which the proxy reaches it.
-        port: Port; 0 takes a free one at each start.
+        port: Port; 0 selects a free one at each start.
         token: Bearer token required by the engine; empty for none, which requires a loopback host.
         torch_threads: Threads of one torch operation.
         device: `cpu` or `cuda`.

@@ -37,7 +37,7 @@ class WeightAgentSettings(ServiceSettings):
     engine_advertise_host: str = Field(
         default="127.0.0.1", description="Host under which the LLM proxy reaches the engine."
     )
-    engine_port: int = Field(default=8000, ge=0, le=65535, description="Port of the engine; 0 takes a free one.")
+    engine_port: int = Field(default=8000, ge=0, le=65535, description="Port of the engine; 0 selects a free one.")
     engine_token: SecretStr = Field(
         default=SecretStr(""),
         description="Token that the engine requires: the deployment's, which is the entry `engine` of the proxy's"

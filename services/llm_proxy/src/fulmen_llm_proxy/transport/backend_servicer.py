@@ -113,7 +113,7 @@ class BackendServicer(backend_service_pb2_grpc.BackendServiceServicer):
         backend_id = backend_id_of(request.name)
         ttl_s = request.ttl.ToNanoseconds() / _NS_PER_S if request.HasField("ttl") else _DEFAULT_HOLD_S
         if not 0 < ttl_s <= _MAX_HOLD_S:
-            problem = Violation(field="ttl", description=f"must be over 0 s and at most {_MAX_HOLD_S:.0f} s")
+            problem = Violation(field="ttl", description=f"must be greater than 0 s and at most {_MAX_HOLD_S:.0f} s")
             raise ArgumentInvalid("The request is malformed.", violations=[problem])
 
         def held() -> backend_pb2.Backend:

@@ -100,7 +100,7 @@ class AsyncCalls(Part):
             yield Conversation(each)
 
     async def rate(self, conversation: str | Named, score: float | None, *, label: str = "") -> Conversation:
-        """Says how good a conversation was; replaces what was said before.
+        """Sets the score and the label of a conversation; replaces earlier ones.
 
         Args:
             conversation: its id, as in the header `x-fulmen-conversation`, its name or its record.

@@ -324,7 +324,7 @@ class AsyncModels(Part):
         return written
 
     async def push(self, folder: str | PathLike[str], repository: str, *, public: bool = False) -> str:
-        """Uploads an exported model to a repository of a hub, which is created if need be.
+        """Uploads an exported model to a repository of a hub, which is created if it does not exist.
 
         Server and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
 

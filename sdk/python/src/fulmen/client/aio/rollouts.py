@@ -205,7 +205,7 @@ class AsyncRollouts(Part):
         filter: str = "",
         facets: Sequence[str] = (),
     ) -> RolloutCount:
-        """Counts rollouts, in two seconds at most.
+        """Counts rollouts, in at most two seconds.
 
         >>> await client.rollouts.wait(await client.rollouts.create("echo", {"input": "hello"}))
         [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]

@@ -156,7 +156,7 @@ class VERL:
         estimator = str(self._held.get("algorithm.adv_estimator", "gae"))
         if estimator not in _ESTIMATORS:
             known = ", ".join(sorted(_ESTIMATORS))
-            raise ValueError(f"algorithm.adv_estimator {estimator!r} has no counterpart; there are {known}.")
+            raise ValueError(f"algorithm.adv_estimator {estimator!r} has no counterpart; known: {known}.")
         self._name = _ESTIMATORS[estimator]
 
     def planned(self, task_count: int) -> Planned:

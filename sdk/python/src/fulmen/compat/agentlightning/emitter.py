@@ -346,4 +346,4 @@ def _require_attempt(what: str) -> None:
     from fulmen.attempt_files import REWARDS_FILE_VARIABLE
 
     if fulmen.agent.current() is None and REWARDS_FILE_VARIABLE not in os.environ:
-        raise RuntimeError(f"No attempt runs here. Cannot emit a span of a {what}.")
+        raise RuntimeError(f"No attempt is running here. Cannot emit a span of a {what}.")

@@ -69,7 +69,7 @@ def read_spans(source: str | Path | Iterable[Any]) -> list[ExportedSpan]:
             spans.append(_span(given if isinstance(given, Mapping) else given.model_dump()))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             problems.append(f"span {number}: {type(error).__name__}: {str(error)[:200]}")
-    _refuse("These are no spans of Agent Lightning:", problems)
+    _refuse("These are not spans of Agent Lightning:", problems)
     return spans
 
 
@@ -144,7 +144,7 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     roots = [span.span_id for span in spans if span.parent_id is None]
     roots += [parent for parent in below if parent not in parents]
     if not roots:
-        raise SpansInvalid("There are no spans." if not spans else "Every span has a parent among the others.")
+        raise SpansInvalid("There are no spans." if not spans else "There is no root span: every span has a parent in the set.")
     made = {
         span.span_id: SpanNode(
             span_id=span.span_id, name=span.name, start_s=span.start_s, end_s=span.end_s, attributes=span.attributes
@@ -180,5 +180,5 @@ def _parents(spans: Sequence[ExportedSpan]) -> dict[str, str | None]:
             twice[span.span_id] = ", below different spans"
         else:
             twice.setdefault(span.span_id, "")
-    _refuse("These spans form no tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()])
+    _refuse("These spans do not form a tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()])
     return parents

@@ -43,7 +43,7 @@ class _Replaced:
         """Raises NotPorted for what they do themselves."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotPorted(f"{type(self).__name__}.{name} is not here: {self._by}")
+        raise NotPorted(f"{type(self).__name__}.{name} is not available: {self._by}")
 
 
 class Tracer(_Replaced):

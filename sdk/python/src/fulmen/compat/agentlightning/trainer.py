@@ -163,7 +163,7 @@ class Trainer:
             )
         if resolve_str_env_var(LightningEnvVar.AGL_CURRENT_ROLE) != "runner":
             return False
-        _log.info("Role runner: the runners of Fulmen are services; there is nothing to do here.")
+        _log.info("Role runner: Fulmen's runners are services; nothing to do in this process.")
         return True
 
     @contextmanager

@@ -61,7 +61,7 @@ class Venv:
         if self.version < OLDEST_PYTHON:
             found, needed = (".".join(map(str, each)) for each in (self.version, OLDEST_PYTHON))
             raise AgentFailed(
-                f"{target} cannot be run by {self.folder}: it has Python {found}, and Python agents need {needed} or newer. "
+                f"{target} cannot be run by {self.folder}: it has Python {found}, but Python agents need {needed} or newer. "
                 "Make the environment with a newer one, or use a command"
             )
 
