@@ -79,7 +79,7 @@ async def test_a_run_that_begins_outside_of_the_roots_is_refused_with_the_settin
 async def test_what_is_no_path_is_refused(path, tmp_path):
     with pytest.raises(SettingsInvalid, match="not valid") as refused:
         await created(path, ModelRoots.of("/"))
-    assert "is no path of this machine" in refused.value.violations[0].description
+    assert "is not a path of this machine" in refused.value.violations[0].description
 
 
 async def test_a_run_may_begin_below_the_roots(folders, tmp_path):

@@ -228,7 +228,7 @@ async def test_of_two_machines_of_one_name_one_joins(service: Service, run: str)
     done, open_ = await asyncio.wait(tasks, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
     [error] = [task.result() for task in done]
     assert isinstance(error, Unavailable)
-    assert "is called gpu-7" in error.message
+    assert "has the name gpu-7" in error.message
     for task in open_:
         task.cancel()
     await asyncio.gather(*open_, return_exceptions=True)

@@ -215,7 +215,7 @@ async def test_ranks_of_another_project_are_no_part_of_an_exchange(members: tupl
             a.ranks.GetExchange(exchange.GetExchangeRequest(training_run=name)),
             stream,
         ):
-            expected = "TrainingRunNotFound: There is no such training run. {'training_run': 'RUN'} ()"
+            expected = "TrainingRunNotFound: The training run does not exist. {'training_run': 'RUN'} ()"
             assert await told(answer, name) == expected
     own = f"{A}/trainingRuns/same"
     assert (await a.ranks.Join(exchange.JoinRequest(training_run=own, incarnation="a-0", terms=TERMS))).ranks == [0]

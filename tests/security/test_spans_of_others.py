@@ -87,7 +87,7 @@ async def test_a_span_that_names_another_attempt_is_refused(
     answer = await send(store, own.attempt_key, export(attributes, of=of))
 
     assert answer.partial_success.rejected_spans == 1
-    assert "name another attempt than that of the key" in answer.partial_success.error_message
+    assert "name an attempt other than the key's" in answer.partial_success.error_message
     assert await span_count(stubs, own.rollout.name) == await span_count(stubs, other.rollout.name) == 0
 
 
@@ -129,7 +129,7 @@ async def test_a_chunk_of_the_key_holds_no_span_of_another(store: StoreHandle, s
     call.cancel()
     # A runner says of which attempt a chunk is; what its spans say of themselves is theirs.
     if role is Role.ATTEMPT:
-        assert [one.message for one in answer.rejected] == ["a span names another attempt than that of the key"]
+        assert [one.message for one in answer.rejected] == ["a span names an attempt other than the key's"]
     else:
         assert not answer.rejected
     assert await span_count(stubs, own.rollout.name) == (role is Role.RUNNER)

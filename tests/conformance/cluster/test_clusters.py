@@ -134,7 +134,7 @@ async def test_a_machine_that_is_silent_counts_as_dead(cluster, kind):
     try:
         async with asyncio.timeout(DEADLINE_S):
             text = await group.ended()
-        assert "gave no sign of life for 5 s" in text
+        assert "sent nothing for 5 s" in text
     finally:
         guardian.resume()
     calls.close()
@@ -191,7 +191,7 @@ async def test_what_never_fits_is_refused_with_every_reason(kind, engine):
         with pytest.raises(PlacementRefused) as refused:
             await cluster.plan(GroupOrder(module="any", count=10_000, wishes=wishes))
     # Machines that join may come later, so that this is the end of a wait.
-    waited = ["that is so since 2 s, and joined are host-0 (2), host-1 (2)"] if kind == "joined" else []
+    waited = ["this has not changed for 2 s, and joined are host-0 (2), host-1 (2)"] if kind == "joined" else []
     assert list(refused.value.reasons[3:]) == waited
     assert "1000000 CPUs" in refused.value.reasons[0]
     assert "bytes of memory" in refused.value.reasons[1]

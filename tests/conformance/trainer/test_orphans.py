@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("trainers")
 
 async def test_a_folder_without_a_model_is_refused_and_leaves_no_process(tmp_path):
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with pytest.raises(RunFailed, match="holds no complete model"):
+    with pytest.raises(RunFailed, match="contains no complete model"):
         await RankGroupTrainer.open(setup_of(tmp_path, ComputeSettings(parallel=Ddp(ranks=1))), GroupOptions())
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 

@@ -112,7 +112,7 @@ async def test_a_run_on_a_cluster_resumes_when_a_node_is_killed(engine: Engine, 
         )
         ended = await big.end()
         assert ended.state == pb.TRAINING_RUN_STATE_FAILED
-        assert "a process asks for 3 CPUs, and the largest node has 2; 4 nodes are asked for" in ended.failure_message
+        assert "a process asks for 3 CPUs, but the largest node has 2; 4 nodes are requested" in ended.failure_message
 
         watcher = await start_run(stack, client, repository_root, "far", settings={**SETTINGS, "parallel": parallel})
         await watcher.until_notice("Placement on cluster 'hpc': 2 processes: 1 on node-a, 1 on node-b.")

@@ -126,7 +126,7 @@ async def test_a_hub_that_does_not_answer_is_waited_for(hub, files):
     hub.fails = False
     assert content(await task) == files
     assert notices[0] == (
-        f"warning: hf:{NAME}@main cannot be downloaded: the hub cannot be reached, or has broken off. It is tried again."
+        f"warning: hf:{NAME}@main cannot be downloaded: the hub cannot be reached, or closed the connection. It is retried."
     )
 
 
@@ -159,7 +159,7 @@ async def test_an_unknown_revision_is_refused_with_those_that_there_are(hub):
 
 async def test_a_private_model_needs_the_token_of_the_service(hub, files):
     hub.repositories[NAME] = Repository.of(files, needs_token=True)
-    assert "may not read it" in await refused(f"hf:{NAME}")
+    assert "does not give access to it" in await refused(f"hf:{NAME}")
     given = HubModels(
         "*", HubLimits(max_bytes=MAX_BYTES, deadline_s=LIMIT_S), variables={"HF_TOKEN": hub.token, "HF_HOME": ""}
     )

@@ -78,7 +78,7 @@ async def test_a_run_on_joined_machines_goes_on_with_another_when_one_is_killed(
             await watcher.until_notice("Placement on cluster 'machines': 2 processes: 1 on gpu-1, 1 on gpu-2.")
             await watcher.until_step(2)
             os.kill(second.pid, signal.SIGKILL)
-            await watcher.until_notice("2 nodes are asked for (own_nodes), and 1 can take a process")
+            await watcher.until_notice("2 nodes are requested (own_nodes), but only 1 can take a process")
             async with machine(stack, short_tmp_path, "gpu-3", "far") as third:
                 await watcher.until_notice("Placement on cluster 'machines': 2 processes: 1 on gpu-1, 1 on gpu-3.")
                 run = await watcher.end()

@@ -158,4 +158,4 @@ async def test_a_model_without_experts_fails_the_run_with_a_reason(short_tmp_pat
         watcher = Watcher(stack, client, await create_run(client, "dense", inputs, REPLAYED))
         run = await watcher.end()
         assert run.state == pb.TRAINING_RUN_STATE_FAILED
-        assert "is no mixture of experts: leave router_replay out" in run.failure_message
+        assert "is not a mixture of experts: remove router_replay" in run.failure_message

@@ -144,10 +144,10 @@ async def test_a_check_asks_clusters_what_they_have_and_says_which_it_could_not_
         assert placed in shown
         # Everything that does not fit is told at once.
         refused = await checked(RANKS=9, CLUSTER="hpc", REPLICAS=1, GPUS=3, status=Exit.USAGE)
-        assert "9 processes ask for 9 CPUs, and the nodes have 4 together" in refused
-        assert "a process asks for 3 GPUs, and the largest node has 2" in refused
+        assert "9 processes ask for 9 CPUs, but the nodes have 4 together" in refused
+        assert "a process asks for 3 GPUs, but the largest node has 2" in refused
         shown = await checked(RANKS=2, CLUSTER="machines", REPLICAS=1, GPUS=1, status=Exit.OK)
-        assert "Machines of cluster 'machines' join a run once it is created, so none was asked." in shown
+        assert "Machines of cluster 'machines' join a run once it is created, so placement was not planned." in shown
         assert "Placement of engines on cluster 'hpc': 1 process: 1 on node-b." in shown
         (tmp_path / "slurm-bin/sinfo").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2; exit 1\n")
         shown = await checked(RANKS=2, CLUSTER="hpc", REPLICAS=1, GPUS=1, status=Exit.OK)
@@ -193,7 +193,7 @@ async def test_the_service_refuses_clearly_and_ends_well(service, tmp_path):
             await stub(channel).ListTrainingRuns(service_pb.ListTrainingRunsRequest())
     second = await asyncio.to_thread(run_once, "serve", environment(tmp_path))
     assert second.returncode == 1
-    assert "Another process works on" in second.stderr
+    assert "Another process uses" in second.stderr
     process.terminate()
     assert process.wait(timeout=START_LIMIT_S) == 0
 
@@ -225,7 +225,7 @@ def test_an_unknown_setting_is_an_error_and_secrets_are_masked(tmp_path):
     bad = run_once("config", environment(tmp_path, STORE_TRAGET="x", ENGINE_HOST="0.0.0.0"))
     assert bad.returncode == 2
     assert "FULMEN_ALGORITHM_STORE_TRAGET: no such setting" in bad.stderr
-    assert "engine_token is needed" in bad.stderr
+    assert "engine_token is required" in bad.stderr
     good = run_once("config", environment(tmp_path))
     assert good.returncode == 0
     assert TOKEN not in good.stdout

@@ -127,7 +127,7 @@ async def test_a_full_queue_is_waited_for_and_takes_the_groups_in_their_order(li
         await asyncio.sleep(0.1)
     await submitting
     assert await stored(stubs) == whole(0, 1, 2, 3)
-    assert all("waits for room in the queue" in notice for notice in lives.notices)
+    assert all("waits for space in the queue" in notice for notice in lives.notices)
 
 
 async def test_a_group_that_no_queue_of_the_project_can_hold_is_refused_with_the_reason(lives: Lives, stubs: Stubs):

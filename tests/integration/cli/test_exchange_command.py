@@ -171,8 +171,8 @@ async def test_what_cannot_be_shown_is_told_and_what_can_is_shown(tmp_path: Path
     assert row(away.stdout, "ratio") == ["ratio", "97.25x", "4"]
     assert f"{target} holds no shard of it: No rank of the run has joined an exchange on this server." in nothing_held
     assert (unknown.exit_code, foreign.exit_code, plain.exit_code) == (Exit.NOT_FOUND,) * 3
-    assert "There is no such training run" in unknown.stderr
-    assert "There is no such training run" in foreign.stderr
+    assert "The training run does not exist" in unknown.stderr
+    assert "The training run does not exist" in foreign.stderr
     assert "exchanges no gradients by a codec" in plain.stderr
     assert runner.exit_code == Exit.FAILED
     assert "another role" in runner.stderr

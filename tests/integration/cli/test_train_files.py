@@ -116,7 +116,7 @@ async def test_a_check_says_which_stages_need_the_agent_that_is_missing(fulmen: 
     )
     refused = await fulmen("train", folder / "train.toml", "--check", status=Exit.USAGE)
     (line,) = [line.strip() for line in refused.output.splitlines() if line.startswith("  stage")]
-    assert line == "stage 1 (grpo): inputs.agent: is needed by grpo; no agent is given ([agent])"
+    assert line == "stage 1 (grpo): inputs.agent: is required by grpo; no agent is given ([agent])"
 
     (folder / "train.toml").write_text(f'{agent}[data]\ndemonstrations = "conversations.jsonl"\n{imitation}')
     assert "train.toml is valid." in (await fulmen("train", folder / "train.toml", "--check")).stdout

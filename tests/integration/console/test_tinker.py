@@ -240,7 +240,7 @@ async def test_requests_that_make_no_sense_are_refused_at_once(program: Program)
             "create_model", {"session_id": program.session, "base_model": NAME, "lora_config": {"rank": 0}}
         )
     assert create.value.fields == ["model_seq_id", "lora_config.rank"]
-    with pytest.raises(Failed, match="is no model of this service"):
+    with pytest.raises(Failed, match="is neither a model of this service"):
         await program.model(base="nothing")
     with pytest.raises(Failed) as sample:
         await program.sample("x", [8], top_k=5, temperature=-1)

@@ -36,7 +36,7 @@ async def test_an_unreadable_request_is_not_handed_out_and_holds_up_nothing(stub
     assert await runner.complete(taken) == [lease_pb2.COMPLETION_STATUS_APPLIED] * 2
     rollout = await until_state(stubs, bad, FAILED)
     assert rollout.failure_kind == failure_pb2.FAILURE_KIND_INFRA
-    assert rollout.failure_message == rollout.attempts[0].failure_message == "What the store has of it cannot be read."
+    assert rollout.failure_message == rollout.attempts[0].failure_message == "The stored data cannot be read."
     listed = (await stubs.rollouts.ListRollouts(pb.ListRolloutsRequest(filter="state = FAILED"))).rollouts
     assert [(one.name, one.failure_message) for one in listed] == [(bad, rollout.failure_message)]
     with pytest.raises(RolloutStateInvalid, match="cannot be read"):
@@ -65,7 +65,7 @@ async def test_an_unreadable_report_leaves_the_rollout_readable_and_in_the_feed(
     await until_state(stubs, name, SUCCEEDED)
     await damage(database_url, "update attempt set report = $1")
     (attempt,) = (await get(stubs, name)).attempts
-    assert (attempt.final, attempt.failure_message) == (True, "What the store has of it cannot be read.")
+    assert (attempt.final, attempt.failure_message) == (True, "The stored data cannot be read.")
     (group,), _ = await read_feed(stubs, groups=1)
     assert [one.name for one in group.rollouts] == [name]
 

@@ -86,6 +86,6 @@ async def raises_on_a_broken_stream(home: Path, framework: str, *arguments: str)
         world.backend.switches.cut_after_events = 5
         ran = await world.run(framework, *arguments, "stream", key=key)
         assert ran.status != 0
-        assert re.search("broke off its answer|ended before it was complete", ran.errors), ran.errors
+        assert re.search("interrupted its answer|ended before it was complete", ran.errors), ran.errors
         summary = await world.proxy.flush(attempt)
         assert (summary.call_count, summary.unusable_count, len(world.backend.received)) == (1, 1, 1)

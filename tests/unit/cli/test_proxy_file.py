@@ -198,7 +198,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path: Path) -> None:
         "route 1.model: 'routes/UPPER' is not of the form routes/{[a-z0-9._-]{1,100}}, not of dots alone",
         "route 1.recording.patterns[0].name: is not of the form [a-z0-9_]{1,32}",
         "route 1.recording.patterns[0].expression: is not a regular expression: missing ), unterminated subpattern at position 0",
-        "backend: 'a' is given 2 times",
+        "backend: 'a' occurs 2 times",
         "route 1.targets 1.backend: there is no backend 'b'; known: a, a",
         "route 1.fallbacks: there is no route 'chat'; known: UPPER",
     ]

@@ -362,7 +362,7 @@ def _relations(file: TableReader, backends: Sequence[backend_pb2.Backend], route
     for key, names in (("backend", known), ("route", models)):
         for name, count in Counter(filter(None, names)).items():
             if count > 1:
-                file.problem(key, f"{name!r} is given {count} times")
+                file.problem(key, f"{name!r} occurs {count} times")
     for number, route in enumerate(routes, start=1):
         for at, target in enumerate(route.targets, start=1):
             name = target.backend.removeprefix("backends/")

@@ -46,7 +46,7 @@ class AlgorithmServiceSettings(ServiceSettings):
         default=20.0,
         ge=1,
         le=600,
-        description="Time without a sign of life after which another algorithm service takes a run over, in seconds.",
+        description="Time without a renewal of its lease after which another algorithm service takes over a run, in seconds.",
     )
     advertise_address: str = Field(
         default="",
@@ -56,50 +56,50 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     model_roots: str = Field(
         default="",
-        description="Folders below which `policy.path` of a run and the paths of policy versions may lie, separated by `:`;"
-        " those of the runs are always included. `/` allows any folder.",
+        description="Folders below which `policy.path` of a run and the paths of policy versions must be, separated by `:`;"
+        " the folders of runs are always included. `/` allows any folder.",
     )
     hub_models: str = Field(
         default="",
-        description="Models of the hub that runs may begin with, as patterns of `organisation/name`, separated by commas, such as"
-        " `Qwen/*`; `*` allows any, empty none. The hub is that of huggingface_hub: HF_ENDPOINT, HF_HUB_OFFLINE.",
+        description="Models of the hub from which runs may start, as patterns of `organisation/name`, separated by commas, such as"
+        " `Qwen/*`; `*` allows any, empty none. The hub is configured as for huggingface_hub: HF_ENDPOINT, HF_HUB_OFFLINE.",
     )
     hub_cache: str = Field(
-        default="", description="Folder for models of the hub; unset: that of huggingface_hub (HF_HOME)."
+        default="", description="Folder for models of the hub; unset: the folder of huggingface_hub (HF_HOME)."
     )
     hub_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Token for private and gated models; unset: that of huggingface_hub (HF_TOKEN). Secret.",
+        description="Token for private and gated models; unset: the token of huggingface_hub (HF_TOKEN). Secret.",
     )
     hub_max_bytes: int = Field(
         default=200 * 10**9, ge=1, description="Maximum size of a model that is downloaded, in bytes."
     )
     hub_deadline_s: float = Field(
-        default=6 * 3600.0, gt=0, description="Timeout of downloading a model, its retries included, in seconds."
+        default=6 * 3600.0, gt=0, description="Timeout for the download of a model, including retries, in seconds."
     )
     upload_max_bytes: int = Field(default=128 * 2**30, ge=1, description="Maximum size of an uploaded model, in bytes.")
     upload_quota_bytes: int = Field(
         default=512 * 2**30,
         ge=1,
-        description="Maximum size of all uploaded models of a project, those in mid-upload included, in bytes.",
+        description="Maximum size of all uploaded models of a project, including unfinished uploads, in bytes.",
     )
     upload_idle_s: float = Field(
         default=3600.0,
         ge=1,
-        description="Time after which an upload of which nothing arrives is removed, in seconds.",
+        description="Time without data after which an upload is removed, in seconds.",
     )
     upload_keep_s: float = Field(
         default=0.0,
         ge=0,
-        description="Time after its last use after which an uploaded model is deleted, in seconds, unless a run that has not ended"
-        " begins with it. 0: never.",
+        description="Time after its last use after which an uploaded model is deleted, in seconds, unless a run that "
+        "has not ended starts from it. 0: never.",
     )
     max_transfers: int = Field(
         default=8,
         ge=1,
         le=1024,
-        description="Maximum number of streams of a project that upload or download weights at the same time. Together they are as"
-        " fast as `project_calls_per_s` says.",
+        description="Maximum number of streams of a project that upload or download weights at the same time. Their "
+        "total rate is limited by `project_calls_per_s`.",
     )
     store_target: str = Field(default="127.0.0.1:7101", description="gRPC address of the store.")
     llm_proxy_target: str = Field(default="127.0.0.1:7201", description="gRPC address of the LLM proxy.")
@@ -114,7 +114,7 @@ class AlgorithmServiceSettings(ServiceSettings):
         default="127.0.0.1", description="Host under which the proxy reaches the engine."
     )
     engine_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the first engine, the others follow; 0 selects free ones."
+        default=0, ge=0, le=65535, description="Port of the first engine; the others use the next ports. 0 selects free ones."
     )
     engine_token: SecretStr = Field(
         default=SecretStr(""),
@@ -129,15 +129,15 @@ class AlgorithmServiceSettings(ServiceSettings):
         default=3,
         ge=1,
         le=64,
-        description="Maximum number of engines; those of ended runs are stopped when the limit is reached.",
+        description="Maximum number of engines; engines of ended runs are stopped when the limit is reached.",
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Maximum batch size of generation, in requests.")
     engine_fan_out: int = Field(
         default=2,
         ge=0,
         le=64,
-        description="Number of joined engines of a run that fetch a version from this service, and from each engine that has it or"
-        " fetches it; 0: all fetch it from this service.",
+        description="Number of joined engines of a run that fetch a version from this service at the same time, and "
+        "from each engine that has it or is fetching it; 0: all fetch it from this service.",
     )
     engine_in_process: bool = Field(
         default=False, description="Runs the engine in the service's process, for debugging; not for training."
@@ -179,7 +179,7 @@ class AlgorithmServiceSettings(ServiceSettings):
         description="Maximum number of shards of gradient sums held at a time, over all runs.",
     )
     exchange_max_elements: int = Field(
-        default=2**31, ge=1, description="Maximum number of elements of one shard; a few float32 are held for each."
+        default=2**31, ge=1, description="Maximum number of elements of one shard; each takes a few float32 of memory."
     )
     exchange_max_held_bytes: int = Field(
         default=8 * 2**30,
@@ -193,8 +193,8 @@ class AlgorithmServiceSettings(ServiceSettings):
     exchange_keep_s: float = Field(
         default=7 * 86_400.0,
         gt=0,
-        description="Time for which unused sums of a run are kept in files, in seconds; those of an ended run are kept only while"
-        " the shard is in memory.",
+        description="Time for which unused sums of a run are kept in files, in seconds; sums of an ended run are kept"
+        " only while the shard is in memory.",
     )
     exchange_sums: str = Field(
         default="synced",
@@ -231,7 +231,7 @@ class AlgorithmServiceSettings(ServiceSettings):
     max_trainer_bytes: int = Field(
         default=512 * 2**30,
         ge=0,
-        description="Size of the states and checkpoints of a project's trainers above which none is added, in bytes.",
+        description="Size of the states and checkpoints of a project's trainers above which no more are added, in bytes.",
     )
     max_trainer_rows: int = Field(
         default=4096, ge=1, le=1_000_000, description="Maximum number of rows in one call of a trainer."
@@ -251,7 +251,7 @@ class AlgorithmServiceSettings(ServiceSettings):
     )
     clusters: dict[ClusterName, ClusterSettings] = Field(
         default_factory=_this_machine,
-        description="JSON object of the clusters on which ranks and engines of runs may be, by the name that runs use: this machine"
+        description="JSON object of the clusters on which ranks and engines of runs may be placed, by the name that runs use: this machine"
         ' (`{"kind": "local"}`), Slurm, Ray, Kubernetes, or machines that join (docs/clusters.md).',
     )
     cluster_host: str = Field(
@@ -275,13 +275,13 @@ class AlgorithmServiceSettings(ServiceSettings):
         default=20.0,
         ge=1,
         le=600,
-        description="Time without a sign of life after which a machine of a group counts as dead, in seconds.",
+        description="Time without a message after which a machine of a group counts as lost, in seconds.",
     )
     build_deadline_s: float = Field(default=600.0, gt=0, description="Timeout of a model-building script, in seconds.")
     isolation: Isolation = Field(
         default=Isolation.SANDBOX,
         description="Isolation of the code of clients that builds the first weights of a policy: `trusted` (as the service"
-        " itself), `process` or `sandbox`; at `container` and `job` none is run (docs/agents.md).",
+        " itself), `process` or `sandbox`; at `container` and `job`, such code is refused (docs/agents.md).",
     )
     sandbox_readable: str = Field(
         default="", description="Further files and folders that sandboxed code may read, separated by commas."
@@ -306,8 +306,8 @@ class AlgorithmServiceSettings(ServiceSettings):
         default=256,
         ge=1,
         le=1_000_000,
-        description="Maximum number of runs of a project that have not ended, which keep the names of their policies from other"
-        " projects.",
+        description="Maximum number of runs of a project that have not ended; such runs reserve the names of their "
+        "policies.",
     )
     keep_checkpoints: int = Field(default=3, ge=2, description="Number of newest checkpoints of a run that are kept.")
     modules: str = Field(
@@ -319,8 +319,8 @@ class AlgorithmServiceSettings(ServiceSettings):
 
     on_no_signal: Literal["stop", "notice"] = Field(
         default="notice",
-        description="What a run does by default whose rewards do not differ within any group of its first ten steps: `stop`"
-        " fails it, `notice` says so.",
+        description="Default action if rewards do not differ within any group of a run's first ten steps: `stop` "
+        "fails the run, `notice` records a notice.",
     )
 
     def peer_address(self, port: int) -> str:
@@ -362,7 +362,7 @@ class AlgorithmServiceSettings(ServiceSettings):
     @model_validator(mode="after")
     def _engines_guarded(self) -> Self:
         if not is_loopback(self.engine_host) and not self.engine_token.get_secret_value():
-            raise ValueError("engine_token is needed, because engine_host can be reached from other machines")
+            raise ValueError("engine_token is required, because engine_host can be reached from other machines")
         if self.max_engines < self.max_concurrent_runs:
-            raise ValueError("max_engines needs to be at least max_concurrent_runs")
+            raise ValueError("max_engines must be at least max_concurrent_runs")
         return self

@@ -26,17 +26,17 @@ class ConsoleSettings(ServiceSettings):
     tinker_models: dict[str, str] = Field(
         default_factory=dict,
         description="JSON object of base models for programs of Tinker's API (docs/tinker.md): `hf:org/name`, `model:alias`, a version or"
-        " a folder of the algorithm service, by the name that programs use. Other names `org/name` are those of the hub.",
+        " a folder of the algorithm service, by the name that programs use. Other names `org/name` are looked up on the hub.",
     )
     http_port: int = Field(default=0, ge=0, le=65535, description="HTTP port; 0 selects a free one.")
     path_prefix: str = Field(
         default="",
         pattern=r"^(/[A-Za-z0-9._~-]+)*$",
-        description="Path that a reverse proxy serves the console under, such as `/fulmen`.",
+        description="Path under which a reverse proxy serves the console, such as `/fulmen`.",
     )
     is_public_https: bool = Field(
         default=False,
-        description="Whether browsers reach the console over HTTPS by a reverse proxy; cookies are then sent over HTTPS only, as "
+        description="Whether browsers reach the console over HTTPS through a reverse proxy; cookies are then sent over HTTPS only, as "
         "they are with `tls_certificate_file`.",
     )
     session_key: SecretStr = Field(

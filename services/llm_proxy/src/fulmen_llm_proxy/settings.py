@@ -121,10 +121,10 @@ class LlmProxySettings(ServiceSettings):
     service_name: ClassVar[str] = "llm_proxy"
     _filed_prices: dict[str, ModelPrice] = PrivateAttr(default_factory=dict)
 
-    port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 picks a free one.")
-    http_port: int = Field(default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 picks a free one.")
+    port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
+    http_port: int = Field(default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 selects a free one.")
     metrics_port: int = Field(
-        default=7202, ge=0, le=65535, description="HTTP port of /metrics, for the operator; 0 picks a free one."
+        default=7202, ge=0, le=65535, description="HTTP port of /metrics, for the operator; 0 selects a free one."
     )
     workers: int = Field(
         default=1, ge=1, le=64, description="Number of processes behind the ports; one per core to use."
@@ -165,42 +165,43 @@ class LlmProxySettings(ServiceSettings):
         default=64,
         ge=1,
         le=1_000_000,
-        description="Model names of a project, which its training runs use up: each adapter of a policy is one. A run that needs"
+        description="Maximum number of model names of a project, which its training runs use: each adapter of a policy is one. A run that needs"
         " more fails with RESOURCE_EXHAUSTED. Routes of the operator do not count.",
     )
     vendors: str = Field(
         default="",
         max_length=256,
         description="Vendors whose keys are taken from their usual variables, separated by commas: `openai` is the key"
-        " OPENAI_API_KEY, sent to api.openai.com only. A key of the same name in `backend_keys` or in the store wins. Known: "
+        " OPENAI_API_KEY, sent to api.openai.com only. A key of the same name in `backend_keys` or in the store takes precedence. Known: "
         + ", ".join(VENDORS)
         + ".",
     )
     litellm_python: str = Field(
         default="",
         max_length=4096,
-        description="Python of an environment that has LiteLLM, as `tools/litellm_env.sh` makes it; needed for backends of the "
-        "dialect `litellm`, each of which it calls in a process of its own.",
+        description="Python of an environment that has LiteLLM, as `tools/litellm_env.sh` makes it; required for "
+        "backends of the dialect `litellm`, each of which is called from a process of its own.",
     )
     litellm_processes: int = Field(
         default=8,
         ge=1,
         le=64,
-        description="Maximum number of vendors' addresses that are called through LiteLLM at the same time; each takes a process "
-        "of about 220 MB, in every worker.",
+        description="Maximum number of vendors' addresses that are called through LiteLLM at the same time; each "
+        "needs a process of about 220 MB, in every worker.",
     )
     pass_on: dict[str, PassedPath] = Field(
         default_factory=dict,
-        description="Paths that the proxy does not serve itself, and the backend to which their requests are passed on unread, a "
-        'JSON object: `{"/v1/files": {"backend": "openai"}, "/v1/audio": {"backend": "openai", "projects": '
-        '["projects/team-a"]}}`; what is below a path belongs to it. Empty: other paths get 404.',
+        description="Paths that the proxy does not serve itself, and the backend to which it forwards their requests "
+        "unread, a JSON object: "
+        '`{"/v1/files": {"backend": "openai"}, "/v1/audio": {"backend": "openai", "projects": '
+        '["projects/team-a"]}}`; paths below a path are included. Empty: other paths get 404.',
     )
     guards: list[GuardSettings] = Field(
         default_factory=list,
         max_length=16,
-        description='Checks of calls by code of your own, a JSON list, asked in order: `[{"name": "pii", "url": '
-        '"http://guard:8080/check", "phases": ["before", "after"], "deadline_s": 2, "on_failure": "refuse"}]`; in place of '
-        "`url` an `entry_point` of an installed package.",
+        description='Guards that check calls, a JSON list, called in order: `[{"name": "pii", "url": '
+        '"http://guard:8080/check", "phases": ["before", "after"], "deadline_s": 2, "on_failure": "refuse"}]`; '
+        'instead of `url`, `entry_point` names one of an installed package.',
     )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."
@@ -208,7 +209,7 @@ class LlmProxySettings(ServiceSettings):
     request_buffer_bytes: int = Field(
         default=1024 * 1024 * 1024,
         ge=1024,
-        description="Memory for all request bodies, bytes, at least `max_request_bytes`; beyond it requests get 429.",
+        description="Memory for all request bodies, bytes, at least `max_request_bytes`; beyond it, requests get 429.",
     )
     request_timeout_s: float = Field(
         default=60.0, gt=0, description="Timeout for a request's body to arrive, seconds; then 408."
@@ -234,7 +235,7 @@ class LlmProxySettings(ServiceSettings):
     )
     price_file: str = Field(
         default="",
-        description="File with more prices, a JSON object as of `prices`, which win; `fulmen proxy import-prices` makes one.",
+        description="File with more prices, a JSON object like `prices`, which takes precedence; `fulmen proxy import-prices` creates one.",
     )
     assumed_completion_tokens: int = Field(
         default=1024,
@@ -251,8 +252,8 @@ class LlmProxySettings(ServiceSettings):
         default=30.0,
         ge=0,
         le=600,
-        description="Retry deadline of a call whose backend fails or refuses it, seconds; at most nine tenths of the time that "
-        "the caller waits, 10 s if it does not say how long. 0 disables retries.",
+        description="Retry deadline of a call whose backend fails or refuses it, seconds; at most nine tenths of the "
+        "time that the caller waits, or 10 s if the caller does not specify it. 0 disables retries.",
     )
     answer_deadline_s: float = Field(
         default=900.0,
@@ -270,19 +271,20 @@ class LlmProxySettings(ServiceSettings):
     queue_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="Timeout of the wait for a slot of a backend, seconds; then 429 with Retry-After.",
+        description="Timeout for a slot of a backend, seconds; then 429 with Retry-After.",
     )
     max_waiting_per_backend: int = Field(
         default=1024,
         ge=0,
-        description="Maximum number of calls waiting for a slot of one backend; further calls get 429 at once.",
+        description="Maximum number of calls waiting for a slot of one backend; further calls get 429 immediately.",
     )
     engine_cache_share: float = Field(
         default=1.0,
         ge=0,
         le=8,
-        description="Part of an engine's key-value cache that the attempts of this proxy may fill, while the others wait for "
-        "their turn: 1 divided by the number of proxies, more if prompts have much in common; 0 lets all call at once.",
+        description="Share of an engine's key-value cache that the attempts of this proxy may fill; further attempts "
+        "wait for their turn. Set it to 1 divided by the number of proxies, or more if prompts have much in common; 0"
+        " disables the limit.",
     )
     recheck_s: float = Field(
         default=2.0,
@@ -303,17 +305,18 @@ class LlmProxySettings(ServiceSettings):
     replay_bytes: int = Field(
         default=256 * 1024 * 1024,
         ge=0,
-        description="Memory for captured calls of lost attempts, from which attempts that continue them are answered, bytes; an eighth "
-        "of it for one attempt. 0: such attempts sample everything anew.",
+        description="Memory for captured calls of lost attempts, from which attempts that continue them are answered,"
+        " bytes; one attempt may use an eighth of it. 0: such attempts sample everything anew.",
     )
     cache_url: SecretStr = Field(
         default=SecretStr(""),
-        description="Address of an answer cache that all proxies share, beside the memory of each, of a server that speaks Redis's "
-        "protocol: `rediss://:password@redis:6379/0`, `redis://` without TLS. Needs the package redis. Empty: none. Secret.",
+        description="Address of an answer cache that all proxies share in addition to their own memory, on a server "
+        "with the Redis protocol: `rediss://:password@redis:6379/0`, `redis://` without TLS. Needs the package redis."
+        " Empty: none. Secret.",
     )
     stored_responses: Literal["unless_false", "if_true", "never"] = Field(
         default="unless_false",
-        description="Which responses of the Responses API the store keeps for models whose backend keeps none: all but those with "
+        description="Which responses of the Responses API the store keeps for models whose backend does not store them: all but those with "
         "`store` false, as OpenAI does; only those with `store` true; or none.",
     )
     capture_buffer_bytes: int = Field(
@@ -324,8 +327,8 @@ class LlmProxySettings(ServiceSettings):
     recording_buffer_bytes: int = Field(
         default=64 * 1024 * 1024,
         ge=0,
-        description="Memory for recorded calls of apps that the store has not acknowledged, bytes; beyond it calls are not "
-        "recorded.",
+        description="Memory for recorded calls of apps that the store has not acknowledged, bytes; beyond it, calls "
+        "are not recorded.",
     )
     spool_dir: str = Field(
         default="",

@@ -86,7 +86,7 @@ class JobSettings(ServiceSettings):
     job_namespace: str = Field(
         default="",
         pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
-        description="Namespace of Jobs. Empty: that of the context or the runner's pod, or `default`.",
+        description="Namespace of Jobs. Empty: the namespace of the context or of the runner's pod, or `default`.",
     )
     job_llm_proxy_url: str = Field(
         default="",
@@ -146,25 +146,25 @@ class VenvSettings(ServiceSettings):
     venvs_bytes: int = Field(
         default=20 * 1024**3,
         ge=0,
-        description="Most that these environments take together, bytes; those used longest ago are deleted. 0: none is built.",
+        description="Maximum size of all these environments together, bytes; the least recently used ones are deleted. 0: none is built.",
     )
     venv_bytes: int = Field(
-        default=8 * 1024**3, ge=1024**2, description="Most that one environment and its build take, bytes."
+        default=8 * 1024**3, ge=1024**2, description="Maximum size of one environment and its build, bytes."
     )
     venv_build_s: float = Field(default=600.0, gt=0, le=86_400, description="Timeout of a build, seconds.")
     package_index_url: SecretStr = Field(
         default=SecretStr(""),
-        description="Index of packages for builds. Empty: that of uv or pip; `off`: none. May hold a password. Secret.",
+        description="Package index for builds. Empty: the default of uv or pip; `off`: none. May contain a password. Secret.",
     )
     package_extra_index_urls: SecretStr = Field(
-        default=SecretStr(""), description="Further indexes, comma-separated. Secret."
+        default=SecretStr(""), description="Further package indexes, comma-separated. Secret."
     )
     package_folders: str = Field(
         default="", description="Folders with wheels for builds (`--find-links`), comma-separated."
     )
     package_builds: bool = Field(
         default=False,
-        description="Whether packages may be built from source. That runs their code where the indexes' addresses can be read.",
+        description="Whether packages may be built from source. Their code then runs where it can read the addresses of the indexes.",
     )
 
     @property
@@ -228,7 +228,7 @@ class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
     )
     labels: str = Field(default="", description="Labels that rollouts may require, `key=value`, comma-separated.")
     projects: str = Field(
-        default="", description="Projects whose rollouts this runner takes, comma-separated. Empty: all."
+        default="", description="Projects whose rollouts this runner runs, comma-separated. Empty: all."
     )
     runner_host: str = Field(default_factory=socket.gethostname, max_length=128, description="Host or pod name.")
     agent: str = Field(
@@ -266,7 +266,7 @@ class RunnerSettings(ContainerSettings, JobSettings, VenvSettings):
         ge=0,
         le=32_768,
         description="Size of the end of an agent's standard output, and of its standard error, that is kept with an ended attempt, "
-        "bytes; 0: nothing is kept. Not of agents in the runner's own process.",
+        "bytes; 0: nothing is kept. Not for agents in the runner's own process.",
     )
     attempt_memory_bytes: int = Field(
         default=4 * 1024**3, ge=0, description="Memory limit of all processes of an attempt, bytes; 0: no limit."

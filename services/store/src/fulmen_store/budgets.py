@@ -36,7 +36,7 @@ def budget_problems(budgets: Sequence[Budget]) -> Iterator[Violation]:
         if not 1 <= micros <= MAX_MICROS:
             yield Violation(field=f"{field}.limit_micros", description=f"is {micros}, allowed are 1 to {MAX_MICROS}")
         if (subject, period) in seen:
-            yield Violation(field=field, description="is the second of this subject and period")
+            yield Violation(field=field, description="is the second budget for this subject and period")
         seen.add((subject, period))
 
 

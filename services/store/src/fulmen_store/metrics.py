@@ -53,7 +53,7 @@ class StoreMetrics:
             description="Claims whose row another replica claimed or a cancellation changed.",
         )
         self._runners_lost = self._meter.create_counter(
-            "fulmen.store.runners.lost", unit="{runner}", description="Runners that vanished while they held leases."
+            "fulmen.store.runners.lost", unit="{runner}", description="Runners that disappeared while they held leases."
         )
         self._spans_rejected = self._meter.create_counter(
             "fulmen.store.spans.rejected", unit="{span}", description="Rejected spans of OTLP exports."
@@ -100,7 +100,7 @@ class StoreMetrics:
 
     def _add_schedules(self) -> None:
         self._schedule_runs = self._meter.create_counter(
-            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by what happened."
+            "fulmen.store.schedule.runs", unit="{run}", description="Due times of schedules, by outcome."
         )
         for outcome in SCHEDULE_OUTCOMES:
             self._schedule_runs.add(0, {"outcome": outcome})
@@ -151,7 +151,7 @@ class StoreMetrics:
             "fulmen.store.segments.pass.age",
             callbacks=[_observer(age_s)],
             unit="s",
-            description="Time since this replica last moved, without an error, all spans that belong into segments.",
+            description="Time since this replica last moved all due spans into segments without an error.",
         )
         written = self._meter.create_counter(
             "fulmen.store.segments.written", unit="{segment}", description="Segments of spans that were written."
@@ -225,7 +225,7 @@ class StoreMetrics:
         self._meter.create_observable_gauge(
             "fulmen.store.agents.paused",
             callbacks=[_observer(paused)],
-            description="Agent versions of all projects that are paused because runners died under them.",
+            description="Agent versions of all projects that are paused because several runners were lost while they ran them.",
         )
 
     def watch_demand(self, shown: Callable[[], Sequence[LabelDemand]]) -> None:
@@ -277,7 +277,7 @@ class StoreMetrics:
             "fulmen.store.feed.lag",
             callbacks=[_observer(lag_s)],
             unit="s",
-            description="For how long the oldest ended rollout waits until watchers of the feed may see it; 0 without watchers.",
+            description="Time that the oldest ended rollout has waited to become visible in the feed; 0 without watchers.",
         )
 
     def watch_database(self, is_up: Callable[[], int]) -> None:

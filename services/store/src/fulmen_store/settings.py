@@ -22,13 +22,13 @@ class StoreSettings(KeyHolderSettings):
     service_name: ClassVar[str] = "store"
 
     port: int = Field(default=7101, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
-    metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0: a free one.")
+    metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0 selects a free one.")
     http_port: int = Field(default=7103, ge=0, le=65535, description="Port of OTLP over HTTP; 0 selects a free one.")
-    database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may hold a password. Secret.")
+    database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may contain a password. Secret.")
     standby_url: SecretStr = Field(
         default=SecretStr(""),
-        description="URL of a streaming standby of the database, which answers lists and reports; the primary does while "
-        "it is away or late. Secret.",
+        description="URL of a streaming standby of the database, which answers lists and reports; while it is "
+        "unavailable or lags behind, the primary does. Secret.",
     )
     auto_migrate: bool = Field(
         default=True,
@@ -36,20 +36,20 @@ class StoreSettings(KeyHolderSettings):
     )
     database_connections: int = Field(default=5, ge=2, le=100, description="Connections to PostgreSQL.")
     database_start_limit_s: float = Field(
-        default=30.0, ge=0, le=600, description="Time that a start waits for PostgreSQL, seconds."
+        default=30.0, ge=0, le=600, description="Time to wait for PostgreSQL at startup, seconds."
     )
     blob_url: str = Field(
         default="",
         max_length=1024,
-        description="Where spans of ended rollouts go: file:///folder, s3://bucket/prefix, gs:// or az://; empty: they stay "
-        "in PostgreSQL.",
+        description="Storage for spans of ended rollouts: file:///folder, s3://bucket/prefix, gs:// or az://; empty: "
+        "PostgreSQL.",
     )
     segment_bytes: int = Field(
         default=32 * 1024 * 1024,
         ge=0,
         le=256 * 1024 * 1024,
-        description="Size of a full segment of spans in `blob_url`, bytes; 0: instead of segments, chunks of at least "
-        "`blob_min_bytes` go there one by one.",
+        description="Size of a full segment of spans in `blob_url`, bytes; 0: no segments; chunks of at least "
+        "`blob_min_bytes` are stored there one by one.",
     )
     segment_after_s: float = Field(
         default=3600.0,
@@ -61,30 +61,30 @@ class StoreSettings(KeyHolderSettings):
         default=32 * 1024,
         ge=1,
         le=2**31 - 1,
-        description="Without segments, the minimum size of a chunk of spans that goes to `blob_url`, bytes.",
+        description="Without segments, the minimum size of a chunk of spans that is stored in `blob_url`, bytes.",
     )
     recorded_bytes_per_project: int = Field(
         default=1024 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Recorded calls that a project may have, bytes of texts and 1 KiB for each; beyond it the oldest ones are "
-        "removed.",
+        description="Maximum size of a project's recorded calls: bytes of texts, and 1 KiB for each call; beyond it "
+        "the oldest calls are removed.",
     )
     stored_response_bytes_per_project: int = Field(
         default=1024 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Stored responses that a project may have, bytes of input and output and 1 KiB for each; beyond it the "
-        "oldest ones are removed, and their conversations cannot be continued.",
+        description="Maximum size of a project's stored responses: bytes of input and output, and 1 KiB for each "
+        "response; beyond it the oldest responses are removed, and their conversations cannot be continued.",
     )
     stored_response_retention_s: float = Field(
         default=30 * 86_400.0,
         ge=60,
         le=3650 * 86_400,
-        description="Retention of stored responses, seconds. An attempt's go with its key.",
+        description="Retention of stored responses, seconds. Responses of an attempt are removed when its key expires.",
     )
     compute_prices: dict[str, float] = Field(
         default_factory=dict,
         description="US dollars per hour of an attempt by label of its runner, a JSON object: "
-        '`{"gpu=a100": 2.5, "*": 0.05}`; `*` is for runners without one of the others. They count for budgets beside the calls.',
+        '`{"gpu=a100": 2.5, "*": 0.05}`; `*` is for runners without one of the others. These costs count towards budgets, as calls do.',
     )
     lease_ttl_s: float = Field(
         default=15.0, ge=0.3, le=3600, description="Lifetime of a runner session without activity, seconds."
@@ -93,7 +93,7 @@ class StoreSettings(KeyHolderSettings):
         default=30.0,
         ge=0,
         le=3600,
-        description="Time after its timeout in which an attempt may still be reported before the store ends it, seconds.",
+        description="Time after an attempt's timeout in which it may still be reported before the store ends it, seconds.",
     )
     attempt_key_grace_s: float = Field(
         default=60.0,
@@ -111,7 +111,7 @@ class StoreSettings(KeyHolderSettings):
         default=3600.0,
         ge=10,
         le=30 * 86_400,
-        description="Time without an algorithm service that runs it after which a training run's rollouts are cancelled, "
+        description="Time after which the rollouts of a training run that no algorithm service runs are cancelled, "
         "seconds.",
     )
     lost_to_pause: int = Field(

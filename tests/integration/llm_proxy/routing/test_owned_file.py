@@ -163,10 +163,10 @@ async def test_a_set_with_problems_changes_nothing_and_tells_all_of_them(world: 
         await world.apply(bad, routes)
 
     assert {(each.field, each.description) for each in error.value.violations} == {
-        ("backends", "backends/x is given 2 times"),
+        ("backends", "backends/x occurs 2 times"),
         ("backends[0].base_url", "is not of the form http://host:port/v1, without credentials"),
-        ("routes[1].targets[0].backend", "'backends/y' is no backend of the file"),
-        ("routes[1].fallbacks[0]", "'routes/none' is no route of the file"),
+        ("routes[1].targets[0].backend", "'backends/y' is not a backend of the file"),
+        ("routes[1].fallbacks[0]", "'routes/none' is not a route of the file"),
         ("routes[2].recording.patterns[0].expression", "matches the empty text"),
         ("backends[1].name", "backends/x belongs to other.toml"),
         ("backends[2].name", "backends/x belongs to other.toml"),

@@ -165,7 +165,7 @@ async def test_a_run_begins_with_what_an_earlier_one_has_found(world, grpo_draft
     entry = await carry_out(replace(draft, inputs={k: v for k, v in draft.inputs.items() if k != "validation_tasks"}))
     tasks = [world.groups[f"train/{index}"].task for index in range(4)]
     assert not EASY & set(tasks)
-    assert "The rollouts of before tell of 43% of the tasks." in [n.message for n in entry.events.notices()]
+    assert "The rollouts of before cover 43% of the tasks." in [n.message for n in entry.events.notices()]
 
 
 def test_what_an_earlier_run_solved_rests_in_the_first_epoch():
@@ -187,7 +187,7 @@ async def test_an_earlier_run_that_does_not_exist_is_refused(world, grpo_draft):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"curriculum": {"kind": "difficulty", "failed": 1.0}}, "failed must be below solved"),
+        ({"curriculum": {"kind": "difficulty", "failed": 1.0}}, "failed must be less than solved"),
         ({"curriculum": {"kind": "difficulty", "retry": 2}}, "less than or equal to 1"),
         ({"curriculum": {"kind": "difficulty"}, "collapse": {"kind": "rollback"}}, "falls with a curriculum"),
     ],

@@ -188,8 +188,8 @@ async def test_a_hint_is_read_before_the_row(world, grpo_draft, carry_out, tiny_
     ("algorithm", "settings", "problem"),
     [
         ("distill", {}, "teacher"),
-        ("distill", {"teacher": {"kind": "none"}}, "leaves nothing to learn from"),
-        ("grpo", {"advantage": {"kind": "none"}}, "leaves nothing to learn from"),
+        ("distill", {"teacher": {"kind": "none"}}, "leaves no training signal"),
+        ("grpo", {"advantage": {"kind": "none"}}, "leaves no training signal"),
         ("ppo", {"teacher": TEACHER}, "gae computes advantages from rewards"),
         ("grpo", {"teacher": TEACHER, "temperature": 0.7}, "temperature must be 1"),
         ("distill", {"teacher": TEACHER, "rewards": {"weights": {"a": 1.0}}}, "advantage none uses no rewards"),

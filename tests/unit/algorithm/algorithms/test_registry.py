@@ -70,5 +70,5 @@ def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content,
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(AlgorithmsInvalid, match="there is no such file"):
+    with pytest.raises(AlgorithmsInvalid, match="no such file"):
         load_registry([tmp_path / "missing.py"])

@@ -114,10 +114,10 @@ async def test_a_run_whose_stored_rollouts_cannot_be_used_fails_and_says_why(
 @pytest.mark.parametrize(
     ("content", "inputs", "problem"),
     [
-        (b"not scores", {}, "inputs.scores: these are no scores"),
+        (b"not scores", {}, "inputs.scores: not a file of scores"),
         (packed([score("a", 0, 1.0), score("a", 1, 1.0), score("b", 0, 1.0)]), {}, "no group can be trained on: 1"),
         (packed(STORED), {"train_tasks": "resources/dataset.train/versions/1"}, "inputs.train_tasks: is not used"),
-        (packed(STORED), {"agent": ""}, "inputs.agent: is needed to validate"),
+        (packed(STORED), {"agent": ""}, "inputs.agent: is required to validate"),
     ],
 )
 async def test_a_run_that_could_not_train_is_not_created(content, inputs, problem, world, draft):

@@ -163,7 +163,7 @@ async def test_a_warm_up_longer_than_the_epochs_fails_the_run(world, draft, carr
 
 async def test_a_run_without_successes_cannot_be_learned_from(world, draft, carry_out):
     entry = await carry_out(with_settings(draft, min_reward=2.0), state=RunState.FAILED)
-    assert "No rollout of projects/default/trainingRuns/other can be learned from" in entry.run.failure_message
+    assert "No rollout of projects/default/trainingRuns/other can be trained on" in entry.run.failure_message
 
 
 async def test_the_held_out_loss_is_reported_and_falls(world, sft_draft, carry_out):

@@ -156,7 +156,7 @@ async def test_a_machine_that_accepts_and_never_answers_counts_as_dead():
     notes = await calls.all()
     hosts.started[1].send_signal(signal.SIGSTOP)
     async with asyncio.timeout(DEADLINE_S):
-        assert "gave no sign of life for 2 s" in await group.ended()
+        assert "sent nothing for 2 s" in await group.ended()
     calls.close()
     await group.end()
     gate.close()

@@ -79,7 +79,7 @@ def test_trainer_and_engines_have_gpus_of_their_own_where_there_are_enough():
 def test_they_share_with_a_notice_where_there_are_not():
     placed = Machine(1).place(engine=vllm())
     assert gpus_of(placed) == ([0], [[0]])
-    assert placed.sharing == ("There are not enough GPUs for all, so some are shared: 0 by the trainer, the engine.")
+    assert placed.sharing == ("There are not enough GPUs, so some are shared: 0 by the trainer, the engine.")
 
 
 def test_a_run_may_name_the_gpus_of_its_trainer_and_its_engines():
@@ -115,7 +115,7 @@ def test_a_model_beside_the_policy_takes_the_gpus_that_the_run_names():
 def test_where_gpus_are_short_an_engine_shares_one_and_models_of_a_process_never_do():
     placed = Machine(2).place(kl={"kind": "loss"}, parallel={"kind": "none", "reference_gpus": "own"})
     assert (placed.settings.parallel.gpus, placed.settings.parallel.reference_gpus) == ([0], [1])
-    assert placed.sharing == "There are not enough GPUs for all, so some are shared: 0 by the trainer, the engine."
+    assert placed.sharing == "There are not enough GPUs, so some are shared: 0 by the trainer, the engine."
     with pytest.raises(PlacementRefused) as refused:
         Machine(3).place(
             kl={"kind": "loss"},
@@ -123,8 +123,8 @@ def test_where_gpus_are_short_an_engine_shares_one_and_models_of_a_process_never
             engine=vllm(tensor_parallel=4),
         )
     assert refused.value.reasons == (
-        "the engine: 4 GPUs are needed, and there are 3",
-        "the trainer's 2 ranks and the 2 copies of the reference: 4 GPUs are needed, and there are 3",
+        "the engine: 4 GPUs are needed, but there are 3",
+        "the trainer's 2 ranks and the 2 copies of the reference: 4 GPUs are needed, but there are 3",
     )
 
 
@@ -151,8 +151,8 @@ def test_a_rank_on_a_cluster_asks_for_a_gpu_more_for_each_model_with_its_own():
     assert wishes_of(settings.compute, GroupOptions(device="cuda")).each.gpus == 3
     assert asyncio.run(Machine(1).runs.plan(settings, True)).problems == ()
     assert asyncio.run(Machine(0, device="cpu").runs.plan(settings, True)).problems == (
-        "the reference: GPUs of its own are asked for, and those of this machine are not used (FULMEN_ALGORITHM_DEVICE)",
-        "the critic: GPUs of its own are asked for, and those of this machine are not used (FULMEN_ALGORITHM_DEVICE)",
+        "the reference: GPUs of its own are requested, but the GPUs of this machine are not used (FULMEN_ALGORITHM_DEVICE)",
+        "the critic: GPUs of its own are requested, but the GPUs of this machine are not used (FULMEN_ALGORITHM_DEVICE)",
     )
 
 
@@ -164,9 +164,9 @@ def test_what_does_not_fit_is_refused_with_every_reason():
     with pytest.raises(PlacementRefused) as refused:
         Machine(2).place(parallel={"kind": "ddp", "ranks": 4}, engine=vllm(replicas=2, gpus=[0, 0, 9, 1]))
     assert refused.value.reasons == (
-        "the trainer's 4 ranks: 4 GPUs are needed, and there are 2",
-        "engine 0: GPU 0 is named twice, and two of its processes cannot share one",
-        "engine 1: GPU 9 is named, and there are 0-1",
+        "the trainer's 4 ranks: 4 GPUs are needed, but there are 2",
+        "engine 0: GPU 0 is named twice, but two of its processes cannot share one",
+        "engine 1: GPU 9 is named, but the GPUs are 0-1",
     )
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_never_fits_is_known_before_it_is_created():
     fits = asyncio.run(machine.runs.plan(settings_of(engine=vllm()), True))
     assert (fits.text, fits.problems) == ("GPUs (2 x NVIDIA H100, 80 GiB): the trainer on 0; the engine on 1.", ())
     wide = asyncio.run(machine.runs.plan(settings_of(engine=vllm(tensor_parallel=4)), True))
-    assert (wide.text, wide.problems) == ("", ("the engine: 4 GPUs are needed, and there are 2",))
+    assert (wide.text, wide.problems) == ("", ("the engine: 4 GPUs are needed, but there are 2",))
 
 
 def test_a_plan_says_what_is_shared_and_when_no_gpus_are_needed_or_used():
@@ -192,7 +192,7 @@ def test_engines_that_fill_a_gpu_cannot_share_it_with_a_trainer():
     with pytest.raises(PlacementRefused) as refused:
         Machine(2).place(engine=vllm(replicas=2, gpu_memory_utilization=1.0))
     assert refused.value.reasons == (
-        "GPU 0 is for the trainer, engine 1 (1), which together is more than its memory: name other GPUs, or"
+        "GPU 0 is for the trainer, engine 1 (1), which together need more than its memory: name other GPUs, or"
         " lower gpu_memory_utilization",
     )
 
@@ -238,7 +238,7 @@ def test_engines_and_ranks_on_a_cluster_need_none_of_this_machine():
 def test_without_gpus_a_run_that_names_some_is_refused_and_others_are_left_alone():
     assert Machine(0, device="cpu").place(engine=vllm()).settings == settings_of(engine=vllm())
     assert "cannot be told" in Machine(0).place().text
-    with pytest.raises(PlacementRefused, match="the engine: GPUs are named, and those of this machine are not used"):
+    with pytest.raises(PlacementRefused, match="the engine: GPUs are named, but the GPUs of this machine are not used"):
         Machine(0, device="cpu").place(engine=vllm(gpus=[0]))
 
 

@@ -321,9 +321,9 @@ async def test_a_plan_counts_what_stays_on_nodes_and_not_what_ends(api, gate, mo
     with pytest.raises(PlacementRefused) as refused:
         await cluster.plan(big)
     assert refused.value.reasons == (
-        "2 processes ask for 4 CPUs, and the nodes have 2 together",
-        "a process asks for 2 GPUs, and the largest node has 1",
-        "2 nodes are asked for (own_nodes), and 0 can take a process",
+        "2 processes ask for 4 CPUs, but the nodes have 2 together",
+        "a process asks for 2 GPUs, but the largest node has 1",
+        "2 nodes are requested (own_nodes), but only 0 can take a process",
     )
 
 
@@ -334,7 +334,7 @@ async def test_a_plan_counts_pods_and_not_processes(api, gate):
     )
     whole = remote(launcher_of(api, pod_processes=4), gate)
     assert await whole.room(ranks) == 0
-    with pytest.raises(PlacementRefused, match="a pod of 4 processes asks for 4 CPUs, and the largest node has 2"):
+    with pytest.raises(PlacementRefused, match="a pod of 4 processes asks for 4 CPUs, but the largest node has 2"):
         await whole.plan(ranks)
     engines = GroupOrder(module="any", count=4, wishes=Wishes(each=Resources(cpus=1), together=1))
     assert await whole.plan(engines) == "4 processes: 2 on node-a, 2 on node-b"
@@ -348,7 +348,7 @@ async def test_a_plan_without_any_node_that_takes_pods_is_refused(api, gate):
 
 async def test_a_service_that_may_not_read_nodes_and_one_of_an_autoscaled_cluster_plan_nothing(api, gate):
     big = GroupOrder(module="any", count=64, wishes=Wishes(each=Resources(cpus=64)))
-    told = "64 processes, on nodes that the cluster chooses (it does not tell which it has)"
+    told = "64 processes, on nodes that the cluster chooses (it does not report its nodes)"
     assert await remote(launcher_of(api, autoscaled=True), gate).plan(big) == told
     api.forbidden = {"/api/v1/nodes", "/api/v1/pods"}
     assert await remote(launcher_of(api), gate).plan(big) == told

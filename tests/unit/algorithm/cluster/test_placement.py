@@ -53,7 +53,7 @@ def test_processes_of_a_pod_are_placed_as_one():
     assert room_of(replace(pods, count=9), nodes) == 6
     with pytest.raises(PlacementRefused, match=r"the nodes can take 6 processes of 9 in pods of 3"):
         planned(replace(pods, count=9), nodes)
-    with pytest.raises(PlacementRefused, match="a pod of 3 processes asks for 6 CPUs, and the largest node has 4"):
+    with pytest.raises(PlacementRefused, match="a pod of 3 processes asks for 6 CPUs, but the largest node has 4"):
         planned(pods, NODES[::2])
 
 
@@ -70,22 +70,22 @@ def test_each_on_a_node_of_its_own():
 @pytest.mark.parametrize(
     ("asked", "reasons"),
     [
-        (order(9, Affinity.PACK, cpus=2), ["9 processes ask for 18 CPUs, and the nodes have 16 together"]),
+        (order(9, Affinity.PACK, cpus=2), ["9 processes ask for 18 CPUs, but the nodes have 16 together"]),
         (
             order(2, Affinity.PACK, cpus=9, gpus=1),
             [
-                "a process asks for 9 CPUs, and the largest node has 8",
-                "a process asks for 1 GPUs, and the largest node has 0",
+                "a process asks for 9 CPUs, but the largest node has 8",
+                "a process asks for 1 GPUs, but the largest node has 0",
             ],
         ),
         (order(3, Affinity.PACK, cpus=5), ["the nodes can take 1 process of 3"]),
         (
             order(4, Affinity.OWN_NODES, cpus=1),
-            ["4 nodes are asked for (own_nodes), and 3 can take a process"],
+            ["4 nodes are requested (own_nodes), but only 3 can take a process"],
         ),
         (
             order(5, Affinity.ONE_NODE, cpus=2),
-            ["one node is asked for (one_node), and none can take more than 4 processes"],
+            ["one node is requested (one_node), but none can take more than 4 processes"],
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_groups_of_one_run_are_planned_beside_each_other():
     with pytest.raises(PlacementRefused) as refused:
         planned_together([ranks, order(5, Affinity.PACK, cpus=2)], NODES)
     assert list(refused.value.reasons) == [
-        "5 processes ask for 10 CPUs, and the nodes have 8 together beside the 2 processes before"
+        "5 processes ask for 10 CPUs, but the nodes have 8 together beside the 2 processes before"
     ]
     with pytest.raises(PlacementRefused) as refused:
         planned_together([order(2, Affinity.PACK, cpus=99), order(1, Affinity.PACK, cpus=98)], NODES)

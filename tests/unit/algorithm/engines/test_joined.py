@@ -214,4 +214,4 @@ async def test_wrong_bytes_of_another_agent_are_told_to_the_run_and_cost_it_a_ch
         message.loaded.peer_failure = pb.PEER_FAILURE_WRONG
         child.hear(message)
         await swap
-    assert len([text for text in told if "gpu-7 sent other bytes" in text and "gpu-8" in text]) == 1
+    assert len([text for text in told if "gpu-7 sent bytes" in text and "gpu-8" in text]) == 1

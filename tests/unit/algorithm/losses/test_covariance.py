@@ -136,5 +136,5 @@ def test_a_batch_trains_with_either_loss(model_dir, rows, minibatches):
 
 
 def test_bounds_of_the_covariance_in_the_wrong_order_are_refused():
-    with pytest.raises(ValidationError, match="covariance_low must be below covariance_high"):
+    with pytest.raises(ValidationError, match="covariance_low must be less than covariance_high"):
         ClipCovLoss(covariance_low=5.0, covariance_high=1.0)

@@ -144,7 +144,7 @@ async def test_scores_without_groups_are_enough_for_single_answers_and_nothing_f
 @pytest.mark.parametrize(
     ("algorithm", "settings", "message"),
     [
-        ("dpo", {"min_gap": 2.0}, "There is no pair to learn from: in none of 4 stored groups"),
+        ("dpo", {"min_gap": 2.0}, "There is no pair to train on: in none of 4 stored groups"),
         ("kto", {"threshold": 2.0}, "0 of 10 usable answers have a reward of 2 or more (threshold)"),
         ("dpo", {"steps": 2, "warmup_steps": 2, "token_budget": 16}, ""),
     ],
@@ -172,7 +172,7 @@ async def test_all_problems_of_preferences_and_settings_are_reported_at_once(wor
     found = [f"{each.field}: {each.description}" for each in caught.value.violations]
     assert any(text.startswith("settings.beta") for text in found), found
     assert "inputs.preferences:1: needs a list of messages `chosen`, `rejected`" in found
-    assert "inputs.preferences:2: chosen: has no message of the assistant" in found
+    assert "inputs.preferences:2: chosen: has no message with the role assistant" in found
     assert "inputs.preferences:3: `chosen` and `rejected` are the same" in found
 
 

@@ -148,10 +148,10 @@ async def test_what_cannot_score_is_refused_before_the_run_exists(world, grpo_dr
     missing = await problems_of(draft, world)
     assert "settings.reward_model: there is no resources/policy.judge/versions/1 in the project" in missing
     published_judge(world, tiny_model, purpose="")
-    assert "is no reward model: the algorithm reward_model trains them" in await problems_of(draft, world)
+    assert "is not a reward model: the algorithm reward_model trains them" in await problems_of(draft, world)
     published_judge(world, with_other_tokens(tmp_path / "other", tiny_model))
     second = with_settings(grpo_draft, reward_model={"model": "judge@2"})
-    assert "judge/versions/2 has another tokenizer than the policy" in await problems_of(second, world)
+    assert "judge/versions/2 must have the tokenizer of the policy" in await problems_of(second, world)
     published_judge(world, tiny_model)
     await created(with_settings(grpo_draft, reward_model={"model": "judge@3"}), world)
 

@@ -100,7 +100,7 @@ async def test_defaults_are_filled_in(world, sft_draft):
             {"advantage": {"kind": "reinforce_pp", "baseline": "group"}},
             "compares the rollouts of a group",
         ),
-        ("grpo", {"critic": {"learning_rate": 0.1}}, "only advantage gae has a critic"),
+        ("grpo", {"critic": {"learning_rate": 0.1}}, "only advantage gae uses a critic"),
         ("grpo", {"lora": {"roles": ["a"]}, "roles": {"train": ["a", "b"]}}, "no adapter for b"),
         ("dapo", {"overlong": {"max_tokens": 5, "buffer_tokens": 6}}, "buffer_tokens is larger than max_tokens"),
         ("grpo", {"steps": 2, "minibatches": 4, "warmup_steps": 9}, "9 is more than the 8 optimiser steps of the run"),
@@ -122,7 +122,7 @@ async def test_defaults_are_filled_in(world, sft_draft):
             {"parallel": {"kind": "fsdp2", "ranks": 4, "shard": 2, "min_ranks": 3}},
             "min_ranks: 3 must be a multiple of shard, 2",
         ),
-        ("grpo", {"exchange": {"codec": "bf16"}}, "fsdp2 with shard: one rank has none to sum"),
+        ("grpo", {"exchange": {"codec": "bf16"}}, "fsdp2 with shard: one rank has nothing to exchange"),
         ("grpo", {"exchange": {"codec": "bf16"}, "parallel": {"kind": "fsdp2"}}, "inside the backward pass"),
         (
             "grpo",
@@ -282,7 +282,7 @@ async def test_every_problem_of_several_engines_is_told_at_once(world, grpo_draf
 @pytest.mark.parametrize(
     ("engine", "problem"),
     [
-        ({"kind": "vllm"}, "there is no program 'no-such-vllm': install vLLM, or name it"),
+        ({"kind": "vllm"}, "the program 'no-such-vllm' does not exist: install vLLM, or name it"),
         ({"kind": "external", "base_url": "http://10.0.0.7:8000/v1"}, "not in the service's setting"),
     ],
 )
@@ -319,7 +319,7 @@ async def test_experts_are_not_replayed_in_compiled_layers_or_without_experts(wo
         return [(v.field, v.description.partition(":")[0]) for v in raised.value.violations]
 
     compiled = ("settings.engine.router_replay", "needs passes.compile to be false")
-    dense = ("settings.engine.router_replay", "the model (llama) is no mixture of experts")
+    dense = ("settings.engine.router_replay", "the model (llama) is not a mixture of experts")
     assert await problems(model_type="llama") == [compiled, dense]
     assert await problems(model_type="llama", num_experts=1) == [compiled, dense]
     assert await problems(model_type="qwen3_moe", num_experts=8) == [compiled]
@@ -361,8 +361,8 @@ async def test_a_model_whose_matrices_cannot_be_split_as_asked_is_refused_with_e
     found = [each.description for each in raised.value.violations if each.field == "settings.parallel"]
     assert found == [
         "tensor: transformers has no plan for models of type gpt2",
-        "tensor: num_attention_heads, 3 in the model's configuration, is no multiple of 2",
-        "tensor: num_key_value_heads, 3 in the model's configuration, is no multiple of 2",
+        "tensor: num_attention_heads, 3 in the model's configuration, is not a multiple of 2",
+        "tensor: num_key_value_heads, 3 in the model's configuration, is not a multiple of 2",
     ]
 
 

@@ -143,7 +143,7 @@ async def test_a_watch_of_a_run_that_moves_to_another_service_is_ended_by_it(wor
     await second.ownership.learn()
     await second.ownership.acquire(second.runs.entry(run.name))
     await first.ownership.learn()
-    with pytest.raises(Exception, match="Another service runs this run now"):
+    with pytest.raises(Exception, match="Another service now owns this run"):
         await waiting
 
 

@@ -358,7 +358,7 @@ async def test_all_problems_of_all_stages_are_told_at_once(world, drafts):
         # Nothing before it trains that policy.
         "next_stages[2].policy",
     }
-    assert found["next_stages[1].project"] == "must be projects/default, that of the run"
+    assert found["next_stages[1].project"] == "must be projects/default, the project of the run"
 
 
 async def test_a_training_has_at_most_sixteen_stages(world, drafts):

@@ -141,7 +141,7 @@ async def test_a_broken_sink_is_reported_once_and_holds_nothing_up(runs, tmp_pat
 
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
     warnings = [n.message for n in runs.entry(NAME).events.notices()]
-    assert warnings == ["broken takes no more metrics of this run; the service's log says why."]
+    assert warnings == ["broken accepts no more metrics of this run; see the service's log."]
 
 
 async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs, tmp_path):
@@ -170,7 +170,7 @@ async def test_a_sink_that_never_answers_is_given_up_and_holds_no_other_up(runs,
 
     assert written == [1, 2, 3]
     warnings = [n.message for n in runs.entry(NAME).events.notices()]
-    assert warnings == ["silent takes no more metrics of this run; the service's log says why."]
+    assert warnings == ["silent accepts no more metrics of this run; see the service's log."]
     # Nor does it hold up the end of the process, which waits for all threads but these.
     left = [thread for thread in threading.enumerate() if thread.name == "sink-silent"]
     assert [thread.daemon for thread in left] == [True]

@@ -297,4 +297,4 @@ async def test_a_group_begins_with_as_many_ranks_as_there_is_room_for(model_dir,
     trainer = await open_elastic(setup, Losing({}, modules, rooms=[1]), notices)
     assert len(trainer.group.pids) == 1
     await trainer.close()
-    assert notices == ["There is room for fewer ranks: continuing with 1 of 4 ranks."]
+    assert notices == ["There are resources for fewer ranks: continuing with 1 of 4 ranks."]

@@ -160,12 +160,12 @@ async def test_what_no_rank_uses_is_removed_from_the_machine(service, run_dir, t
 async def test_only_the_folders_of_the_present_call_are_given_or_taken(service, run_dir, tmp_path):
     service.files.offer(CallFolders(read=frozenset({run_dir / "model"}), written=frozenset({run_dir / "new"})))
     carried = rank(service.ticket, tmp_path)
-    with pytest.raises(OSError, match="secret is no file of the present call"):
+    with pytest.raises(OSError, match="secret is not a file of the current call"):
         await on_rank(read, carried, run_dir / "secret")
-    with pytest.raises(OSError, match="is no file of the present call"):
+    with pytest.raises(OSError, match="is not a file of the current call"):
         await on_rank(write, carried, run_dir / "model", {"config.json": b"other"})
     service.files.offer()
-    with pytest.raises(OSError, match="is no file of the present call"):
+    with pytest.raises(OSError, match="is not a file of the current call"):
         await on_rank(write, carried, run_dir / "new", {"late.pt": b"late"})
     assert sorted(content(run_dir)) == ["model/config.json", "model/parts/a.safetensors", "secret/token"]
 

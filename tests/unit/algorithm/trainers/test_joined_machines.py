@@ -91,7 +91,7 @@ async def test_a_plan_waits_for_machines_and_says_what_to_run_where(door, machin
     )
     assert "--role rank --project default --run small" in none
     assert one.startswith(
-        "Waiting for machines: joined are gpu-0 (1); 2 nodes are asked for (own_nodes), and 1 can take"
+        "Waiting for machines: joined are gpu-0 (1); 2 nodes are requested (own_nodes), but only 1 can take"
     )
 
 
@@ -105,7 +105,7 @@ async def test_a_machine_with_another_torch_is_refused_and_told_why(door, machin
     machine = door.start_machine("gpu-0", within=[*machines.within(0), *other])
     assert await asyncio.to_thread(machine.wait, DEADLINE_S) == 1
     [notice] = door.runs.entry(door.run.name).events.notices()
-    assert notice.message.startswith("The machine gpu-0 cannot take ranks: build has torch 0.1, the service ")
+    assert notice.message.startswith("The machine gpu-0 cannot run ranks: build has torch 0.1, the service ")
 
 
 async def test_of_a_machine_that_does_not_see_the_runs_folder_it_is_said(door, machines, tmp_path):
@@ -115,7 +115,7 @@ async def test_of_a_machine_that_does_not_see_the_runs_folder_it_is_said(door, m
     entry = door.runs.entry(door.run.name)
     [notice] = entry.events.notices()
     assert notice.message == (
-        "The machine gpu-0 has joined: it takes 2 ranks, and files are sent to it and from it: it does not see"
+        "The machine gpu-0 has joined: it runs up to 2 ranks. Files are transferred to it and from it, because it does not see"
         f" {entry.files.folder.absolute()}."
     )
 
@@ -130,7 +130,7 @@ async def test_of_machines_that_no_longer_reach_each_other_one_is_left_out_and_a
     before = await train(trainer, rows)
     machines.part(0, 1)
     told = (
-        rf"gpu-1 \(10.78.0.2\) is left out: it and 10.78.0.1 have had no answer from each other for {2 * SILENCE_S:g} s"
+        rf"gpu-1 \(10.78.0.2\) is left out: it and 10.78.0.1 could not reach each other for {2 * SILENCE_S:g} s"
     )
     with pytest.raises(TrainerLost, match=told):
         await train(trainer, rows, step=1)
@@ -153,7 +153,7 @@ async def test_a_machine_that_is_stopped_is_missed_and_comes_back(door, machines
     # They still accept connections, and say nothing.
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(TrainerLost, match=rf"gpu-1 \(10.78.0.2\) gave no sign of life for {SILENCE_S:g} s"):
+    with pytest.raises(TrainerLost, match=rf"gpu-1 \(10.78.0.2\) sent nothing for {SILENCE_S:g} s"):
         await train(trainer, rows, step=1)
     await door.until("gpu-0")
     for pid in stopped:

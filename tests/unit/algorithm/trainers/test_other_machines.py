@@ -150,7 +150,7 @@ async def test_of_two_machines_that_are_parted_one_is_left_out_and_the_other_los
     await trainer.close()
     [notice] = notices
     assert notice == (
-        f"The trainer has ended: host-1 (10.78.0.2) is left out: it and 10.78.0.1 have had no answer from each other for"
+        f"The trainer has ended: host-1 (10.78.0.2) is left out: it and 10.78.0.1 could not reach each other for"
         f" {2 * SILENCE_S:g} s. No step is lost: continuing with 1 of 2 ranks."
     )
     alone = await RankGroupTrainer.open(

@@ -153,5 +153,5 @@ async def test_a_folder_without_a_model_is_named_as_the_service_knows_it(door, m
     (empty / "config.json").write_text("{}")
     await join(door, machines, tmp_path, empty, ranks=1)
     setup = replace(setup_of(empty, ComputeSettings(parallel=Ddp(ranks=1))), reference_dir=None, reward_dir=None)
-    with pytest.raises(RunFailed, match=f"The folder {empty} holds no complete model"):
+    with pytest.raises(RunFailed, match=f"The folder {empty} contains no complete model"):
         await RankGroupTrainer.open(setup, GroupOptions(cluster=door.cluster))

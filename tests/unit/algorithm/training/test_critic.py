@@ -277,6 +277,6 @@ def test_an_architecture_without_a_critic_is_refused_in_our_own_words(tiny_model
     setup = TrainerSetup(model_dir=tmp_path, optimizer=OptimizerSettings(learning_rate=1e-3), seed=0, critic=PLAN)
     # The library's text is a list of every architecture that it knows.
     with pytest.raises(
-        RunFailed, match=r"gives no critic: transformers has no token classifier of its architecture\.$"
+        RunFailed, match=r"cannot be used as a critic: transformers has no token classifier for its architecture\.$"
     ):
         LocalTrainer.open(setup, Ranks())

@@ -20,8 +20,8 @@ def test_a_model_with_a_plan_and_divisible_heads_is_split():
 def test_every_size_that_cannot_be_dealt_evenly_is_named():
     found = split_problems(QWEN | {"intermediate_size": 60}, 8)
     assert found == [
-        "tensor: num_key_value_heads, 4 in the model's configuration, is no multiple of 8",
-        "tensor: intermediate_size, 60 in the model's configuration, is no multiple of 8",
+        "tensor: num_key_value_heads, 4 in the model's configuration, is not a multiple of 8",
+        "tensor: intermediate_size, 60 in the model's configuration, is not a multiple of 8",
     ]
 
 

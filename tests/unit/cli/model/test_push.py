@@ -67,7 +67,7 @@ async def test_a_token_that_may_not_write_is_refused_without_showing_it(hub: Hub
 
 async def test_what_is_no_exported_model_or_no_repository_is_refused(hub: Hub, folder: Path, tmp_path: Path) -> None:
     none = await push(hub, tmp_path / "checkpoints", "acme/solver")
-    assert (none.status, "holds no model" in none.stderr) == (Exit.NOT_FOUND, True)
+    assert (none.status, "contains no model" in none.stderr) == (Exit.NOT_FOUND, True)
     named = await push(hub, folder, "acme/solver/x")
     assert (named.status, "is no repository" in named.stderr) == (Exit.USAGE, True)
     assert hub.asked == []

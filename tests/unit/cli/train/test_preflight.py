@@ -70,7 +70,7 @@ def test_split_matrices_are_in_the_memory_and_those_that_cannot_be_split_are_ref
     stage = GRPO + 'parallel = { kind = "ddp", ranks = 3, tensor = 3 }\n'
     refused = checked(folder, f'path = "{folder}/qwen"', stage, fails=True)
     for name in ("num_attention_heads, 16", "num_key_value_heads, 8"):
-        assert f"settings.parallel: tensor: {name} in the model's configuration, is no multiple of 3" in refused
+        assert f"settings.parallel: tensor: {name} in the model's configuration, is not a multiple of 3" in refused
 
 
 def test_a_stage_shows_packing_head_and_engine_and_that_no_time_is_known(folder: Path) -> None:

@@ -111,7 +111,7 @@ min = 0
     for expected in (
         "name: at most 24 characters", "train: there is no file", "trials: must be a whole number from 2",
         "goal: must be one of max, min", "colour: no such key", 'write a setting with its algorithm in quotes',
-        "steps.min: must be a whole number from 1", "steps.max: is needed", "must be a list of values, or",
+        "steps.min: must be a whole number from 1", "steps.max: is required", "must be a list of values, or",
         "low (2) must be less than high (1)", "low must be greater than 0 with log", "has a value twice",
     ):  # fmt: skip
         assert expected in found, found

@@ -184,10 +184,10 @@ def load_sweep(path: Path) -> Sweep:
 
 def _needed(table: TableReader, steps: TableReader, data: Mapping[str, Any]) -> None:
     if "trials" not in data:
-        table.problem("trials", "is needed: a whole number")
+        table.problem("trials", "is required: a whole number")
     for key in ("min", "max"):
         if key not in steps:
-            steps.problem(key, "is needed: a whole number")
+            steps.problem(key, "is required: a whole number")
 
 
 def _search(table: TableReader, given: Any) -> dict[str, Choices]:

@@ -245,7 +245,7 @@ class BatchBuilder:
         what = f"The infrastructure failed {tally.lost_in_a_row} groups in a row ({lost})"
         where = f"Check the runners: `fulmen runners`.{failed_one([group])}"
         if tally.lost_in_a_row >= max(LOST_STEPS * self._limits.groups, 2 * LOST_TO_WARN):
-            raise RunFailed(f"{what}, and none between them worked. {where}")
+            raise RunFailed(f"{what}, and no group between them succeeded. {where}")
         if tally.lost_in_a_row == LOST_TO_WARN:
             self._ctx.notify("warning", f"{what}; others are submitted in their place. {where}")
 

@@ -80,7 +80,7 @@ class GrpoSettings(PolicyGradientSettings):
             raise ValueError(problem)
         if self.reward_model is not None and self.curriculum.kind != "none":
             raise ValueError(
-                "curriculum: goes by how far rewards are from 1, and a reward model's scores have no bounds"
+                "curriculum: depends on the distance of rewards from 1, and a reward model's scores are unbounded"
             )
         return self
 
@@ -100,7 +100,7 @@ class GrpoSettings(PolicyGradientSettings):
         }
         if missing := [what for what, there in needs.items() if not there]:
             raise ValueError(
-                f"opponents: past versions are complete weights on an embedded engine of their own; needs {', '.join(missing)}"
+                f"opponents: past versions are complete weights on a separate embedded engine; needs {', '.join(missing)}"
             )
         return self
 
@@ -113,7 +113,7 @@ class GrpoSettings(PolicyGradientSettings):
     def _rewards_of_a_curriculum_do_not_collapse(self) -> Self:
         if self.curriculum.kind != "none" and self.collapse.kind == "rollback":
             raise ValueError(
-                "collapse: kind rollback goes by the mean reward, which falls with a curriculum that skips solved tasks"
+                "collapse: kind rollback depends on the mean reward, which falls with a curriculum that skips solved tasks"
             )
         return self
 
@@ -124,7 +124,7 @@ class GrpoSettings(PolicyGradientSettings):
                 "write_behind: needs max_staleness above 0: an older version samples while one is published"
             )
         if self.write_behind and self.opponents.kind != "none":
-            raise ValueError("write_behind: past versions play as soon as they are published; set opponents to none")
+            raise ValueError("write_behind: past versions are used as opponents as soon as they are published; set opponents to none")
         return self
 
     @model_validator(mode="after")

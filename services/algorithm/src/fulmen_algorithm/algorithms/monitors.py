@@ -118,16 +118,16 @@ class ConstraintMonitor:
             self._notify(
                 "info",
                 f"{self._constrained} of {self._calls} model calls were constrained (response_format, tool_choice):"
-                f" {self._forced / self._tokens:.0%} of their tokens had no alternative and do not train; the others are"
-                " weighed by the probabilities with which the engine sampled them.",
+                f" {self._forced / self._tokens:.0%} of their tokens had no alternative and do not train; the others "
+                "are weighted by the probabilities with which the engine sampled them.",
             )
         if self._tokens >= TOKENS_TO_DOUBT and not self._forced and not self._doubted:
             self._doubted = True
             self._notify(
                 "warning",
                 f"{self._constrained} of {self._calls} model calls were constrained (response_format, tool_choice), but the"
-                " engine reports the probabilities of the unconstrained distribution: other answers are sampled than are"
-                " trained. Start it with `--logprobs-mode processed_logprobs` (docs/engines.md).",
+                " engine reports the probabilities of the unconstrained distribution: so training uses other "
+                "probabilities than sampling. Start it with `--logprobs-mode processed_logprobs` (docs/engines.md).",
             )
         return {"tokens_forced": float(sum(sum(row.forced) for row in rows))} if self._constrained else {}
 
@@ -180,8 +180,8 @@ def tell_unchanged(progress: Progress, notify: Notify) -> None:
     if progress.step and progress.unchanged == progress.step:
         notify(
             "warning",
-            f"The run has learned nothing: none of its {progress.step} steps changed the weights, and its policy is the one"
-            f" that it began with. {HELP}",
+            f"The run has learned nothing: none of its {progress.step} steps changed the weights, and its policy is "
+            f"unchanged. {HELP}",
         )
     elif progress.unchanged:
         notify(

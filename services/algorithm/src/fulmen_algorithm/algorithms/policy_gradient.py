@@ -123,7 +123,7 @@ class PolicyGradientSettings(SamplingSettings):
             raise ValueError(problem)
         check_scoring(self.advantage, self.rewards, self.credit, self.roles)
         if self.critic != CriticSettings() and self.critic_plan is None:
-            raise ValueError("critic: only advantage gae has a critic")
+            raise ValueError("critic: only advantage gae uses a critic")
         if self.lora is not None and self.lora.roles and (alone := set(self.roles.train) - set(self.lora.roles)):
             raise ValueError(f"roles.train: lora.roles has no adapter for {', '.join(sorted(alone))}")
         if problem := penalty_conflict(self.kl, self.scoring):

@@ -22,9 +22,9 @@ def penalty_conflict(kl: Kl, scoring: ScoringSettings) -> str:
         return ""
     advantage = scoring.advantage.kind
     if advantage == "maxrl":
-        return "kl: reward may leave rewards below 0, which maxrl cannot use"
+        return "kl: reward may make rewards negative, which maxrl cannot use"
     if scoring.rewards.normalise == "gdpo":
-        return "kl: reward is no dimension of the rewards, which gdpo normalises one by one"
+        return "kl: reward is not one of the reward dimensions, which gdpo normalises one by one"
     if advantage == "group" and scoring.credit.kind != "rollout":
         return f"kl: reward needs credit by rollout, or an estimator by token, not credit {scoring.credit.kind}"
     return ""

@@ -91,12 +91,12 @@ def _module(path: Path) -> ModuleType:
         AlgorithmsInvalid: if it does not exist, or its code raises.
     """
     if not path.is_file():
-        raise AlgorithmsInvalid(f"{path}: there is no such file")
+        raise AlgorithmsInvalid(f"{path}: no such file")
     # A unique name, so that two files called algorithm.py are two modules.
     name = f"fulmen_algorithm_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise AlgorithmsInvalid(f"{path}: is no Python file")
+        raise AlgorithmsInvalid(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -74,7 +74,7 @@ class SamplingSettings(AlgorithmSettings):
         if self.max_tokens is not None:
             return ()
         halved = model.longest and model.answer_tokens == model.longest // 2
-        why = f"half of the {model.longest} tokens that the model knows" if halved else f"the default for {model}"
+        why = f"half of the model's context length of {model.longest} tokens" if halved else f"the default for {model}"
         return (f"max_tokens is {model.answer_tokens}: {why}.",)
 
     def doubts(self, model: ModelFacts) -> Sequence[str]:
@@ -82,7 +82,7 @@ class SamplingSettings(AlgorithmSettings):
         tokens, found = self.max_tokens or model.answer_tokens, []
         if model.longest and tokens >= model.longest:
             found.append(
-                f"max_tokens is {tokens}: the model knows {model.longest} tokens, which leaves no room for a prompt."
+                f"max_tokens is {tokens}: the model's context length is {model.longest} tokens, which leaves no room for a prompt."
             )
         if tokens >= self.token_budget:
             found.append(
@@ -91,7 +91,7 @@ class SamplingSettings(AlgorithmSettings):
             )
         if self.max_tokens is not None and tokens < FEW_TOKENS and model.is_large:
             found.append(
-                f"max_tokens is {tokens}: a model of {model} seldom answers so shortly, and longer answers are cut off."
+                f"max_tokens is {tokens}: answers of a model of {model} are seldom this short, and longer answers are cut off."
             )
         return found
 

@@ -77,7 +77,7 @@ def rollout_trajectory(chunks: Iterable[SpanChunk]) -> RolloutTrajectory:
         return RolloutTrajectory(sequences=(), unusable=str(error))
     unusable = ""
     if found.drops.get(DropReason.UNUSABLE, 0):
-        unusable = "a model call was not captured whole"
+        unusable = "a model call was not captured completely"
     elif not found.rows:
         unusable = "no model call of the policy was captured"
     return RolloutTrajectory(

@@ -100,7 +100,7 @@ class HubModels:
                     if not answer.get("passes", True):
                         raise RunFailed(text)
                     if not was_told:
-                        notify("warning", f"{text} It is tried again.")
+                        notify("warning", f"{text} It is retried.")
                         was_told = True
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -142,10 +142,10 @@ def _listing(name: HubName) -> _Listing:
         is_hidden = error.response.status_code == HTTPStatus.UNAUTHORIZED and get_token() is None
         if not isinstance(error, RepositoryNotFoundError) and not is_hidden:
             raise
-        text = f"the hub has no model {name.repository}, or it is private and {_VARIABLE} may not read it"
+        text = f"the hub has no model {name.repository}, or it is private and {_VARIABLE} does not give access to it"
         raise Problem(text + _similar(name)) from error
     if found.sha is None or not _COMMIT.fullmatch(found.sha):
-        raise Problem(f"the hub names no commit of {name}")
+        raise Problem(f"the hub returned no commit for {name}")
     files = found.siblings or []
     if len(files) > MAX_FILES:
         raise Problem(f"{name} has more than {MAX_FILES} files")
@@ -181,12 +181,12 @@ def _downloaded(listing: _Listing, max_bytes: int) -> Path:
     _check_weights(listing)
     small = listing.small
     if CONFIG not in small:
-        raise Problem(f"{listing.name} has no {CONFIG}: it is no model in the format of transformers")
+        raise Problem(f"{listing.name} has no {CONFIG}: it is not a model in the format of transformers")
     _check_size(listing, small, min(MAX_SMALL_BYTES, max_bytes))
     name, few = listing.name.at(listing.commit), _Progress(limit_bytes=min(MAX_SMALL_BYTES, max_bytes))
     # By the name of the revision: the cache then knows its commit, also offline.
     if _take(listing.name, [CONFIG], few).name != listing.commit:
-        raise Problem(f"{listing.name} has changed just now", passes=True)
+        raise Problem(f"{listing.name} has just changed", passes=True)
     folder = _take(name, small, few)
     _check_code(folder, listing.name)
     weights = _weights_of(folder, listing)
@@ -266,7 +266,7 @@ def _weights_of(folder: Path, listing: _Listing) -> list[str]:
     files = _indexed(folder / INDEX, listing.name)
     unknown = sorted(file for file in files if file not in listing.sizes)
     if unknown:
-        raise Problem(f"{INDEX} of {listing.name} names a file that is not there: {unknown[0]!a}")
+        raise Problem(f"{INDEX} of {listing.name} names a file that does not exist: {unknown[0]!a}")
     return files
 
 
@@ -278,7 +278,7 @@ def _indexed(index: Path, name: HubName) -> list[str]:
         raise Problem(f"{INDEX} of {name} is not readable") from error
     if bad or not files:
         shown = f": {ascii(bad[0])[:100]}" if bad else ""
-        raise Problem(f"{INDEX} of {name} names what is no file of weights{shown}")
+        raise Problem(f"{INDEX} of {name} names a file that is not a weights file{shown}")
     return files
 
 
@@ -305,14 +305,14 @@ def _check_code(folder: Path, name: HubName) -> None:
 
     if kind not in CONFIG_MAPPING:
         raise Problem(
-            f"{name} needs code of its repository (auto_map), which is never run: use a model of a kind that transformers has"
+            f"{name} needs code of its repository (auto_map), which is never run: use a model that transformers supports itself"
         )
 
 
 def _check_loadable(folder: Path, name: HubName) -> None:
     _check_code(folder, name)
     if not _is_whole(folder, name):
-        raise Problem(f"the copy of {name} in the cache is not complete", passes=True)
+        raise Problem(f"the copy of {name} in the cache is incomplete", passes=True)
 
 
 def _cached(name: HubName) -> Path | None:
@@ -348,7 +348,7 @@ def _instead(name: HubName, error: Exception) -> Path:
             f"HF_HUB_OFFLINE is set, and the cache of the algorithm service has no complete copy of {name}: "
             "download it there (`hf download`), or unset the variable"
         ) from error
-    raise Problem("the hub cannot be reached, or has broken off", passes=True) from error
+    raise Problem("the hub cannot be reached, or closed the connection", passes=True) from error
 
 
 def _print(line: Mapping[str, object]) -> None:

@@ -118,7 +118,7 @@ class StoreQueue:
                     return
                 if full_since is None:
                     full_since = time.monotonic()
-                    self._patience.notify("warning", f"The run waits for room in the queue: {error.message}")
+                    self._patience.notify("warning", f"The run waits for space in the queue: {error.message}")
                 if time.monotonic() - full_since > self._patience.limit_s:
                     raise
                 await asyncio.sleep(error.retry_after_s or FIRST_WAIT_S)

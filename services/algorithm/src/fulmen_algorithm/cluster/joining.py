@@ -57,15 +57,15 @@ class RunRanks:
         entry, name = self._runs.entry(training_run), machine.node.name
         self._require_use(entry.run)
         if differences:
-            error = ArgumentInvalid(f"{name} cannot take ranks of {training_run}.", violations=differences)
+            error = ArgumentInvalid(f"{name} cannot run ranks of {training_run}.", violations=differences)
             reasons = "; ".join(f"{each.field} {each.description}" for each in differences)
-            self._notify(entry, "warning", f"The machine {name} cannot take ranks: {reasons}.")
+            self._notify(entry, "warning", f"The machine {name} cannot run ranks: {reasons}.")
             raise error
         unseen = await self._unseen(entry, machine)
         self._machines.add(training_run, machine)
         try:
-            text = f"The machine {name} has joined: it takes {machine.node.most} ranks"
-            carried = f", and files are sent to it and from it: it does not see {', '.join(unseen)}" if unseen else ""
+            text = f"The machine {name} has joined: it runs up to {machine.node.most} ranks"
+            carried = f". Files are transferred to it and from it, because it does not see {', '.join(unseen)}" if unseen else ""
             self._notify(entry, "info", f"{text}{carried}.")
             await self._until_over(entry, machine)
         finally:
@@ -93,7 +93,7 @@ class RunRanks:
             raise TrainingRunStateInvalid(f"{run.name} has ended.", training_run=run.name, state=run.state)
         cluster = (json.loads(run.settings_json or "{}").get("parallel") or {}).get("cluster", "")
         if not self._is_joined(cluster):
-            text = f"The ranks of {run.name} are on no cluster of kind joined: no machine joins it."
+            text = f"The ranks of {run.name} are not on a cluster of kind joined: machines cannot join it."
             raise TrainingRunStateInvalid(text, training_run=run.name, state=run.state)
 
     async def _unseen(self, entry: Entry, machine: JoinedMachine) -> list[str]:

@@ -112,18 +112,18 @@ def _reasons(order: GroupOrder, nodes: Sequence[Node]) -> list[str]:
             continue
         if wanted * together > max(have):
             asked = f"{one} asks for {wanted * together} {_NAMES[kind]}"
-            reasons.append(f"{asked}, and the largest node has {max(have)}")
+            reasons.append(f"{asked}, but the largest node has {max(have)}")
         elif wanted * order.count > sum(have):
             asked = f"{_processes(order.count)} ask for {wanted * order.count} {_NAMES[kind]}"
-            reasons.append(f"{asked}, and the nodes have {sum(have)} together")
+            reasons.append(f"{asked}, but the nodes have {sum(have)} together")
     if order.wishes.affinity is Affinity.OWN_NODES:
         able = sum(_room(order, node, 1) for node in nodes)
         if able < order.count:
-            reasons.append(f"{order.count} nodes are asked for (own_nodes), and {able} can take a process")
+            reasons.append(f"{order.count} nodes are requested (own_nodes), but only {able} can take a process")
     if order.wishes.affinity is Affinity.ONE_NODE:
         most = max(_room(order, node, order.count) for node in nodes)
         if most < order.count:
-            reasons.append(f"one node is asked for (one_node), and none can take more than {_processes(most)}")
+            reasons.append(f"one node is requested (one_node), but none can take more than {_processes(most)}")
     most = sum(_room(order, node, order.count) for node in nodes)
     pods = f" in pods of {together}" if together > 1 else ""
     return reasons or [f"the nodes can take {_processes(most)} of {order.count}{pods}"]

@@ -108,7 +108,7 @@ class RemoteCluster:
         """See `port.Cluster`."""
         nodes = await self._launcher.nodes()
         if not nodes:
-            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses (it does not tell which it has)"
+            return f"{sum(order.count for order in orders)} processes, on nodes that the cluster chooses (it does not report its nodes)"
         return planned_together([self._as_placed(order) for order in orders], nodes)
 
     async def room(self, order: GroupOrder, *, without: Collection[str] = ()) -> int:
@@ -212,7 +212,7 @@ class _Guard:
                     self.process_ended = True
                     self.lose(f"the process on {self.node} ({self.address}) {exit_text(int(note['ended']))}")
         except TimeoutError:
-            self.lose(f"{self.node} ({self.address}) gave no sign of life for {self._silence_s:g} s")
+            self.lose(f"{self.node} ({self.address}) sent nothing for {self._silence_s:g} s")
         except (OSError, EOFError, ValueError, TypeError):
             self.lose(f"the process on {self.node} ({self.address}) has ended with its guardian")
 
@@ -294,7 +294,7 @@ class RemoteGroup:
             wanted = {str(seen): await asyncio.to_thread(folder_digest, seen) for seen in shown}
             for guard in self._guards:
                 guard.tell("look", folders=wanted)
-            answers = await self._all([guard.unseen for guard in self._guards], "say which folders they see")
+            answers = await self._all([guard.unseen for guard in self._guards], "report which folders they see")
         for guard, unseen in zip(self._guards, answers, strict=True):
             guard.not_seen = [str(shown[Path(seen)]) for seen in unseen]
         refused = [
@@ -393,7 +393,7 @@ class RemoteGroup:
             for guard in [each for each in there if each.address == address]:
                 self._leave_out(guard.node)
                 guard.lose(
-                    f"{guard.node} ({address}) is left out: it and {missed} have had no answer from each other for"
+                    f"{guard.node} ({address}) is left out: it and {missed} could not reach each other for"
                     f" {LIMIT_PER_SILENCE * self._ticket.silence_s:g} s"
                 )
 

@@ -156,7 +156,7 @@ class KubernetesSettings(_Remote):
     def _at_their_own_paths(cls, volumes: list[KubernetesVolume]) -> list[KubernetesVolume]:
         counts = Counter([GROUP_FOLDER, TEMPORARY_FOLDER, *(str(each.path) for each in volumes)])
         if twice := sorted(path for path, count in counts.items() if count > 1):
-            raise ValueError(f"Only one volume can be at a path: {', '.join(twice)}.")
+            raise ValueError(f"A path can have only one volume: {', '.join(twice)}.")
         return volumes
 
 

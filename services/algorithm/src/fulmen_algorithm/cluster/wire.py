@@ -151,7 +151,7 @@ async def admit(reader: StreamReader, writer: StreamWriter, known: Mapping[bytes
         secret = known.get(group, secrets.token_bytes(_NONCE_BYTES))
         wanted = proof(secret, b"process" + group + purpose + mine + theirs)
         if not hmac.compare_digest(said[-len(wanted) :], wanted):
-            raise Refused("It does not know the group's secret.")
+            raise Refused("The peer does not know the group's secret.")
         writer.write(proof(secret, b"service" + theirs + mine))
         await writer.drain()
     return group, purpose
@@ -176,7 +176,7 @@ async def read_message(reader: StreamReader, longest_bytes: int = LONGEST_NOTE_B
     """
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > longest_bytes:
-        raise ValueError(f"A message of {length} bytes is none of ours.")
+        raise ValueError(f"A message of {length} bytes exceeds the limit of this protocol.")
     return await reader.readexactly(length)
 
 
@@ -184,7 +184,7 @@ async def read_note(reader: StreamReader) -> dict[str, Any]:
     """Reads a message of a member or to it; see `read_message`."""
     note = json.loads(await read_message(reader))
     if not isinstance(note, dict):
-        raise ValueError("A note is an object.")
+        raise ValueError("A note must be an object.")
     return note
 
 

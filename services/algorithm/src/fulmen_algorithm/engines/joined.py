@@ -118,7 +118,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
         about, self._settings, self._notify = self.about, engine, notify
         if about.policy_version == policy.version and policy.sha256 and about.sha256 == policy.sha256:
             return
-        notify("info", f"The engine {about.engine_id} fetches version {policy.version}.")
+        notify("info", f"The engine {about.engine_id} is fetching version {policy.version}.")
         await self._load(policy, gate)
 
     async def ended(self) -> int:
@@ -176,7 +176,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
                     if parent is not None and report.peer_failure:
                         self._complain(parent, policy, report)
                     if policy.sha256 not in ("", report.sha256):
-                        text = "has loaded other weights than those of"
+                        text = "has loaded weights that differ from"
                         raise EngineFailed(f"The engine {self.about.engine_id} {text} version {policy.version}.")
                     self._has_weights = True
                     return SwapStats(
@@ -201,8 +201,8 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
         failure, named = pb.PeerFailure.Name(report.peer_failure), parent.engine.peer.name
         _log.warning("peer_failed", engine=self.about.engine_id, peer=named, failure=failure)
         if report.peer_failure == pb.PEER_FAILURE_WRONG:
-            text = f"sent other bytes of version {policy.version} than were published; the rest came from the service."
-            self._notify("warning", f"The engine {named} {text} They were found out by {self.about.engine_id}.")
+            text = f"sent bytes of version {policy.version} that differ from the published ones; the rest was fetched from the service."
+            self._notify("warning", f"The engine {named} {text} Detected by {self.about.engine_id}.")
 
     def _order_of(self, policy: PublishedPolicy, parent: Parent | None) -> pb.LoadWeights:
         # Its agent knows its machine, and where it is of no concern to it.

@@ -84,7 +84,7 @@ class ClusterEngines:
         arrival = self._awaited[run, engine.about.engine_id]
         if arrival.done():
             name = engine.about.engine_id
-            raise EngineExists(f"The engine {name} of {run} has joined before and is started anew.", engine=name)
+            raise EngineExists(f"The engine {name} of {run} joined before and is started again.", engine=name)
         arrival.set_result(engine)
 
     @contextmanager
@@ -129,7 +129,7 @@ class ClusterStarter:
         if engine.cluster not in self._access.clusters:
             there = ", ".join(sorted(self._access.clusters)) or "none"
             raise EngineFailed(f"This service no longer has cluster {engine.cluster!r}; it has {there}.")
-        notify("info", f"An engine starts on cluster {engine.cluster!r}.")
+        notify("info", f"An engine is starting on cluster {engine.cluster!r}.")
         with self._engines.awaiting(self._run) as (engine_id, arrival):
             order = engine_order(engine, options.device, threads=options.torch_threads)
             own = {"ENGINE_ID": engine_id, "DEVICE": "cuda" if order.wishes.each.gpus or _nodes(engine) > 1 else "cpu"}

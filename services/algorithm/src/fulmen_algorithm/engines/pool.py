@@ -145,12 +145,12 @@ class EnginePool:
         if place is None or served is None:
             raise Unavailable(f"{run} serves no policy yet: join again.")
         if isinstance(served.engine, ExternalEngine):
-            raise TrainingRunStateInvalid(f"The engines of {run} are external: none joins them.", training_run=run)
+            raise TrainingRunStateInvalid(f"The engines of {run} are external: others cannot join.", training_run=run)
         engine_id, policy = engine.about.engine_id, served.policy.policy
         if engine_id in place.joined:
-            raise EngineExists(f"Another engine of {run} is called {engine_id}.", engine=engine_id)
+            raise EngineExists(f"Another engine of {run} has the id {engine_id}.", engine=engine_id)
         if len(place.engines.members) >= MAX_REPLICAS:
-            raise QuotaExceeded(f"{run} has {MAX_REPLICAS} engines, the most that a policy may have.", quota="engines")
+            raise QuotaExceeded(f"{run} has {MAX_REPLICAS} engines, the maximum for a policy.", quota="engines")
         index = next(index for index in count(JOINED_FROM) if index not in place.joined.values())
         place.joined[engine_id] = index
         member = self._new_member(place, policy, index, starter=JoinedStarter(engine))

@@ -209,5 +209,5 @@ class EngineSet:
                 raise error
         for member, error in failed:
             assert self._notify is not None
-            self._notify("warning", f"One of {len(members)} engines does not serve and is started again: {error}")
+            self._notify("warning", f"One of {len(members)} engines does not serve and is restarted: {error}")
             member.bring_back_later()

@@ -40,7 +40,7 @@ class EngineStarter:
             options = self._on_gpus(options, engine.gpus)
         match engine:
             case EmbeddedEngine():
-                notify("info", "The engine starts.")
+                notify("info", "The engine is starting.")
                 options = replace(options, router_replay=engine.router_replay)
                 if self._in_process:
                     from fulmen_algorithm.engines.in_process import start_engine_inside  # it loads torch

@@ -259,7 +259,7 @@ class EngineSupervisor:
                     break
                 if version := await self._stale_version():
                     _log.warning("engine_stale", pid=engine.pid, version=version)
-                    reason = f"It answered a call with version {version}, which is older than the one it should have"
+                    reason = f"It answered a call with version {version}, which is older than expected"
                     break
         await self._replace(engine, reason)
 

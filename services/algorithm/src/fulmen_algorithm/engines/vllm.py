@@ -67,7 +67,7 @@ class VllmProcess:
         as_adapters = policy.kind is WeightsKind.LORA and engine.enable_lora
         model = policy.base_model if as_adapters else await _folder_of(policy)
         if model is None:
-            raise EngineFailed("The policy's adapters come without their base model.")
+            raise EngineFailed("The base model of the policy's adapters is missing.")
         port = options.port or free_port(options.host)
         log = await asyncio.to_thread(_open_log, options.log_folder, policy.policy + options.log_suffix)
         command = [*_guarded(log), *command_line(options, policy, engine, model, port, as_adapters=as_adapters)]
@@ -124,7 +124,7 @@ class VllmProcess:
             EngineFailed: if the weights are damaged, or vLLM refuses or does not answer.
         """
         if (policy.kind is WeightsKind.LORA and self._engine.enable_lora) != self._as_adapters:
-            raise EngineFailed("vLLM was started for another kind of weights.")
+            raise EngineFailed("vLLM was started for a different kind of weights.")
         weights = await read_whole(policy, adapters=self._as_adapters)
         return await self._api.swap(
             weights,
@@ -142,7 +142,7 @@ class VllmProcess:
     async def _await_health(self, log: Path, notify: Notify) -> None:
         began = notified = time.monotonic()
         ended = asyncio.create_task(self._child.wait(), name="vllm-ended")
-        notify("info", "vLLM starts; it loads the model, which takes a minute or more.")
+        notify("info", "vLLM is starting; it loads the model, which takes a minute or more.")
         try:
             while not await self._api.healthy():
                 await asyncio.wait({ended}, timeout=POLL_S)

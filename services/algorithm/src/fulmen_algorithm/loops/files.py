@@ -126,7 +126,7 @@ class TrainerFiles:
         """
         found = self._named(name).newest().checkpoint
         if found is None:
-            raise CheckpointNotFound("There is no such checkpoint.", checkpoint=name)
+            raise CheckpointNotFound("The checkpoint does not exist.", checkpoint=name)
         return found.path
 
     def delete(self) -> None:

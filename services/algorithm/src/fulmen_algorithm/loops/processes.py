@@ -59,7 +59,7 @@ class LoopProcess:
             except TimeoutError:
                 self.lost = f"The process of the trainer did not answer within {self.call_deadline_s:.0f} s."
             except BaseException:
-                self.lost = "A call to the process was broken off."
+                self.lost = "A call to the process was interrupted."
                 raise
             if self.lost:
                 await self.group.end()
@@ -69,7 +69,7 @@ class LoopProcess:
     async def end(self) -> None:
         """Ends it."""
         async with self._turn:
-            self.lost = self.lost or "The process of the trainer was ended."
+            self.lost = self.lost or "The process of the trainer was stopped."
             await self.group.end()
 
 

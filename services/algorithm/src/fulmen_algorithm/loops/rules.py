@@ -101,7 +101,7 @@ def loss_of(kind: str, settings_json: str) -> tuple[bytes, list[Violation]]:
     if found or kind == CROSS_ENTROPY:
         return b"", found or (problem("loss_settings_json", "cross_entropy has no settings") if settings else [])
     if "kind" in settings:
-        return b"", problem("loss_settings_json", "the kind is given by `loss`")
+        return b"", problem("loss_settings_json", "the kind is set by `loss`")
     try:
         return _LOSS.validate_python({"kind": kind, **settings}).model_dump_json().encode(), []
     except ValidationError as error:
@@ -133,7 +133,7 @@ def rows_of(
         found += problem("rows", f"has {len(given)} elements; must have 1 to {limits.max_rows}")
     tokens = sum(len(row.token_ids) for row in given)
     if tokens > limits.max_tokens:
-        found += problem("rows", f"has {tokens} tokens in all; a call takes {limits.max_tokens}: use several calls")
+        found += problem("rows", f"has {tokens} tokens in all; a call accepts {limits.max_tokens}: use several calls")
     if found:
         raise invalid(found)
     for index, row in enumerate(given):
@@ -156,10 +156,10 @@ def draw_problems(draw: GivenDraw, *, limits: RowLimits, longest: int, vocabular
         found += problem("completion_count", f"must be 1 to {MAX_COMPLETIONS}")
     room = longest - len(draw.prompt_ids)
     if not 1 <= draw.max_tokens <= room:
-        found += problem("max_tokens", f"must be 1 to {max(room, 1)}: the model takes {longest} tokens with the prompt")
+        found += problem("max_tokens", f"must be 1 to {max(room, 1)}: the model accepts {longest} tokens including the prompt")
     elif draw.count * (len(draw.prompt_ids) + draw.max_tokens) > limits.max_tokens:
         found += problem(
-            "completion_count", f"a call samples {limits.max_tokens} tokens, prompts included: use several"
+            "completion_count", f"a call may use {limits.max_tokens} tokens, prompts included: use several"
         )
     if not (math.isfinite(draw.temperature) and 0 <= draw.temperature <= 100):
         found += problem("temperature", "must be 0 to 100")
@@ -216,7 +216,7 @@ def _row_problems(row: GivenRow, at: str, *, loss: str, longest: int, vocabulary
         if len(values) not in (0, length):
             found += problem(f"{at}.{name}", f"has {len(values)} elements for {length} tokens")
         elif needed.get(name) and not values:
-            found += problem(f"{at}.{name}", f"is needed by the loss {loss}")
+            found += problem(f"{at}.{name}", f"is required by the loss {loss}")
         elif not all(map(math.isfinite, values)):
             found += problem(f"{at}.{name}", "has a number that is not finite")
     if any(not 0 <= weight <= MAX_WEIGHT for weight in row.weights):

@@ -163,7 +163,7 @@ class LoopTrainer:
         """Carries out one call at a time; it goes on if the caller leaves."""
         if is_bounded and self._waiting >= MAX_WAITING:
             raise QuotaExceeded(
-                f"{MAX_WAITING} calls of the trainer wait already. Retry after the delay.",
+                f"{MAX_WAITING} calls of the trainer are already waiting. Retry after the delay.",
                 quota="trainer_calls",
                 retry_after_s=RETRY_S,
             )
@@ -195,7 +195,7 @@ class LoopTrainer:
         except failure.TrainerLost as error:
             await self._forget()
             raise TrainerLost(
-                f"{error.message} It may have lacked memory. The trainer continues at optimizer step {self.progress.step} "
+                f"{error.message} It may have run out of memory. The trainer continues at optimizer step {self.progress.step} "
                 f"with call {self.progress.sequence + 1}.",
                 trainer=self.name,
                 sequence=self.progress.sequence,
@@ -227,7 +227,7 @@ class LoopTrainer:
     def _out_of_step(self, text: str) -> TrainerSequenceInvalid:
         at = self.progress
         return TrainerSequenceInvalid(
-            f"{text}, but the trainer stands at optimizer step {at.step} after call {at.sequence}. Later calls were lost with "
+            f"{text}, but the trainer is at optimizer step {at.step} after call {at.sequence}. Later calls were lost with "
             f"its process, or another caller trains it. Continue with call {at.sequence + 1}.",
             trainer=self.name,
             sequence=at.sequence,
@@ -292,4 +292,4 @@ class LoopTrainer:
 
 def unknown_trainer(name: str) -> TrainerNotFound:
     """Returns the error for a name of no trainer; also for one of another project, which must look the same."""
-    return TrainerNotFound("There is no such trainer.", trainer=name[:200])
+    return TrainerNotFound("The trainer does not exist.", trainer=name[:200])

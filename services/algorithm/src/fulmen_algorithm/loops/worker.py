@@ -137,7 +137,7 @@ class LoopWorker:
             return Answer(result=msgspec.msgpack.encode(self._result(call)))
         except Exception as error:  # noqa: BLE001  (whatever it is, the service is told, and the process ends over it)
             if isinstance(call, Pass | Draw) and _is_memory(error):
-                error = RunFailed("The call needs more memory than there is.")
+                error = RunFailed("The call needs more memory than is available.")
             if not isinstance(error, RunFailed):
                 traceback.print_exc()
             return Answer(error=known_error(error), text=public_message(error))
@@ -257,7 +257,7 @@ def _templated(
     except (TemplateError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"messages: the chat template refuses them: {error}") from error
     if not ids:
-        raise ValueError("messages: the chat template renders no token of them")
+        raise ValueError("messages: the chat template renders no tokens")
     return ids
 
 

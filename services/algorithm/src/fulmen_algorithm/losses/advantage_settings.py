@@ -108,7 +108,7 @@ class RewardSettings(Strict):
             if wrong := [name for name, weight in self.weights.items() if not math.isfinite(weight)]:
                 raise ValueError(f"the weight of {', '.join(wrong)} is not a finite number")
         elif self.normalise == "gdpo":
-            raise ValueError("gdpo needs weights, which name the dimensions")
+            raise ValueError("gdpo needs weights for the dimensions")
         return self
 
 
@@ -299,13 +299,13 @@ def check_scoring(
         raise ValueError(f"credit {credit.kind} needs the advantage {' or '.join(_BY_STEP[credit.kind])}, not {kind}")
     if credit.kind == "step_return" and kind != "group" and credit != StepReturnCredit():
         raise ValueError(
-            f"with {kind} credit step_return has no settings: the advantage discounts and has the baseline"
+            f"with {kind} credit step_return has no settings: the advantage has the discount and the baseline"
         )
     if credit.kind != "rollout" and isinstance(advantage, ReinforcePpAdvantage) and advantage.baseline == "group":
         raise ValueError("credit by step has no baseline group of reinforce_pp")
     if credit.kind != "rollout" and roles.rewards:
         raise ValueError("rewards of roles need credit by rollout")
     if kind == "none" and (roles.baseline == "role" or rewards.weights is not None):
-        raise ValueError("advantage none uses no rewards, so roles have no baseline and dimensions no weights")
+        raise ValueError("advantage none uses no rewards, so it has no baseline of roles and no weights of dimensions")
     if kind == "gae" and roles.baseline == "role":
-        raise ValueError("gae has a critic for a baseline, not that of roles")
+        raise ValueError("the baseline of gae is its critic, not the baseline of roles")

@@ -85,7 +85,7 @@ class ClipCovLoss(Strict):
     @model_validator(mode="after")
     def _bounds_in_order(self) -> "ClipCovLoss":
         if self.covariance_low >= self.covariance_high:
-            raise ValueError("covariance_low must be below covariance_high")
+            raise ValueError("covariance_low must be less than covariance_high")
         return self
 
 

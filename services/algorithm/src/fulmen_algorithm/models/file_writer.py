@@ -71,7 +71,7 @@ class FileWriter:
     def _append(self, offset: int, data: bytes) -> None:
         if offset != self.received or self._descriptor < 0:
             raise UploadOffsetInvalid(
-                f"The chunk begins at byte {offset} of {self._file.path}, and {self.received} bytes have arrived. "
+                f"The chunk begins at byte {offset} of {self._file.path}, but {self.received} bytes have arrived. "
                 "Begin the upload again, and send what is missing.",
                 path=self._file.path,
                 received_bytes=self.received,
@@ -111,7 +111,7 @@ class FileWriter:
         if file_sha256(part) != self._file.sha256:
             part.unlink()
             raise UploadDamaged(
-                f"{self._file.path} does not have the SHA-256 of the manifest; what has arrived of it was dropped. "
+                f"{self._file.path} does not have the SHA-256 in the manifest; its received bytes were dropped. "
                 "Begin the upload again, and send it again.",
                 path=self._file.path,
             )

@@ -46,4 +46,4 @@ class ModelName:
 
 def unknown(name: object) -> ModelNotFound:
     """Returns the error for a name of no model; also for a model of another project, which must look the same."""
-    return ModelNotFound("There is no such model or upload.", model=str(name)[:_SHOWN])
+    return ModelNotFound("The model or upload does not exist.", model=str(name)[:_SHOWN])

@@ -46,7 +46,7 @@ class UploadLimits:
     Attributes:
         max_bytes: Size of one model.
         quota_bytes: Size of all models and uploads of a project.
-        idle_s: Time after which an upload of which nothing arrives is removed, in seconds.
+        idle_s: Time without data after which an upload is removed, in seconds.
         keep_s: Time after which a model that is not used is removed, in seconds; 0 for none.
     """
 
@@ -227,7 +227,7 @@ class Uploads:
         taken = sum(model.size_bytes for model in models)
         taken += sum(size_of([*self._read(folder).values()]) for folder in uploads)
         if taken + size_bytes > limits.quota_bytes:
-            text = f"Models of {project} may have {limits.quota_bytes} bytes, and {taken} are taken; this one has {size_bytes}"
+            text = f"Models of {project} may have {limits.quota_bytes} bytes, and {taken} are in use; this one has {size_bytes}"
             raise _exceeded("model_bytes", text, project)
         count = len(files) + sum(len(model.files) for model in models) + sum(len(self._read(each)) for each in uploads)
         if count > MAX_PROJECT_FILES:

@@ -100,11 +100,11 @@ class VersionWeights:
         if form is WeightForm.DELTA and published.kind is WeightsKind.DELTA:
             return published.path
         if form in (WeightForm.BASE, WeightForm.DELTA):
-            text = "consists of no adapters" if form is WeightForm.BASE else "was not published as a difference"
+            text = "has no adapters" if form is WeightForm.BASE else "was not published as a difference"
         elif is_lora and published.rebuild is None:
-            text = "consists of adapters that are merged nowhere; the last version of a run with one adapter has merged weights"
+            text = "consists of adapters without merged weights; the last version of a run with one adapter has merged weights"
         elif form is WeightForm.ADAPTERS:
-            text = "has all weights, and no adapters"
+            text = "has full weights and no base of adapters"
         else:
             return await published.model_folder()
         raise WeightsUnavailable(f"{published.name} {text}.", policy_version=published.name)

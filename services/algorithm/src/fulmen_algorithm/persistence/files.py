@@ -64,7 +64,7 @@ def truncate(path: Path, size_bytes: int) -> None:
     with path.open("ab") as file:
         actual = file.tell()
         if actual < size_bytes:
-            raise ValueError(f"{path.name} has {actual} bytes; the checkpoint knows of {size_bytes}.")
+            raise ValueError(f"{path.name} has {actual} bytes; the checkpoint lists {size_bytes}.")
         file.truncate(size_bytes)
         file.flush()
         os.fsync(file.fileno())

@@ -104,11 +104,11 @@ class ModelFolders:
         shutil.rmtree(aside, ignore_errors=True)
         weights = read_folder(chain[0].path)
         if chain[0].sha256 and weights.sha256() != chain[0].sha256:
-            raise TensorFileDamaged(f"{chain[0].path.name} has not the checksum of its version.")
+            raise TensorFileDamaged(f"{chain[0].path.name} does not have the checksum of its version.")
         for link in chain[1:]:
             weights = apply(weights, link.path / DELTA_FILE)
             if weights.sha256() != link.sha256:
-                raise TensorFileDamaged(f"{link.path.name} does not give the weights of its version.")
+                raise TensorFileDamaged(f"{link.path.name} does not produce the weights of its version.")
         shutil.copytree(chain[0].path, aside, ignore=shutil.ignore_patterns(*_WEIGHTS))
         write_tensors(aside / WEIGHTS_FILE, weights.tensors, {"format": "pt"})
         return self._place(aside, path.name)

@@ -213,7 +213,7 @@ class RunFiles:
         needed = int(newest[0].size_bytes * FREE_SPACE_FACTOR) if newest else 0
         state = os.statvfs(self.folder)
         if state.f_bavail * state.f_frsize < needed + PROBE_BYTES:
-            raise OSError(errno.ENOSPC, "less space is free than a checkpoint needs", str(self.folder))
+            raise OSError(errno.ENOSPC, "there is less free space than a checkpoint needs", str(self.folder))
         probe = self.journal / ".probe"
         try:
             replace_file(probe, bytes(PROBE_BYTES))

@@ -55,7 +55,7 @@ class RunStorage:
             self.owner = _owner(self._state / "owner")
         except BlockingIOError:
             raise StartupError(
-                f"Another process works on {self._state}: stop it, or choose another state_dir."
+                f"Another process uses {self._state}: stop it, or choose another state_dir."
             ) from None
         except OSError as error:
             raise StartupError(f"Cannot use the state folder {self._state}: {error.strerror}.") from None

@@ -41,14 +41,14 @@ class ModelRoots:
             resolved = Path(path).expanduser().resolve()
         except (ValueError, RuntimeError):
             # A character that no path has, or the home of nobody.
-            return f"{str(path)!r} is no path of this machine"
+            return f"{str(path)!r} is not a path of this machine"
         allowed = self.roots
         for folder in (self.runs, self.models):
             if folder is not None and resolved.is_relative_to(folder):
                 allowed = (folder / project.rpartition("/")[2],)
         if any(resolved.is_relative_to(root) for root in allowed):
             return ""
-        return f"{path} is not below a folder of {SETTING}; `fulmen model upload` brings one of your own"
+        return f"{path} is not below a folder of {SETTING}; use `fulmen model upload` for your own models"
 
     def checked(self, path: Path | str, *, project: str) -> Path:
         """Returns a folder that a project may open.

@@ -71,7 +71,7 @@ async def reward_model_folder(name: str, *, resources: ResourceStore, files: Wei
     except ResourceNotFound as error:
         raise RunFailed(f"{name} does not exist.") from error
     if not is_one:
-        raise RunFailed(f"{name} is no reward model.")
+        raise RunFailed(f"{name} is not a reward model.")
     return await stored.model_folder()
 
 
@@ -81,7 +81,7 @@ async def _described(
     description = read_description(content)
     path, kind = await _folder(description, files, roots), WeightsKind(description.get("kind", "full"))
     if not path.is_dir():
-        raise RunFailed(f"The weights of {content.name} are gone: there is no folder {path}.")
+        raise RunFailed(f"The weights of {content.name} no longer exist: there is no folder {path}.")
     plain = partial(PublishedPolicy, name=content.name, version=content.version, sha256=_sha256(description))
     match kind:
         case WeightsKind.FULL:

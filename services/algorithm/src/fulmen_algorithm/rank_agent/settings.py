@@ -28,10 +28,10 @@ class RankAgentSettings(ServiceSettings):
     node: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.-]{0,64}$",
-        description="Name of the machine among those of the run; unset: its host name.",
+        description="Name of the machine, unique in the run; unset: its host name.",
     )
     ranks: int = Field(
-        default=1, ge=1, le=MAX_RANKS, description="Number of ranks that the machine takes; on GPUs, one for each."
+        default=1, ge=1, le=MAX_RANKS, description="Number of ranks that the machine runs; on GPUs, one per GPU."
     )
     device: str = Field(
         default="cpu",
@@ -44,8 +44,8 @@ class RankAgentSettings(ServiceSettings):
     )
     files_dir: Path | None = Field(
         default=None,
-        description="Folder for files of the run that are sent to this machine: models and a checkpoint. What is there when "
-        "the program starts again is not sent again. Unset: a temporary one.",
+        description="Folder for files of the run that are sent to this machine: models and a checkpoint. Files that "
+        "remain there after a restart are not sent again. Unset: a temporary folder.",
     )
     outage_limit_s: float = Field(
         default=1800.0, gt=0, description="Time without the algorithm service after which it ends, in seconds."

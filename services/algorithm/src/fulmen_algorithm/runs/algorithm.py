@@ -149,7 +149,7 @@ class AlgorithmSettings(RunSettings):
         if self.write_behind and self.parallel.kind != "none":
             raise ValueError("write_behind: needs parallel.kind none: ranks write their parts together, between steps")
         if self.write_behind and self.lora is not None:
-            raise ValueError("write_behind: needs all weights to be trained: adapters are small, and written at once")
+            raise ValueError("write_behind: needs all weights to be trained: adapters are small, and written immediately")
         return self
 
     @property
@@ -281,7 +281,7 @@ def tensor_problems(settings: AlgorithmSettings) -> list[str]:
     if isinstance(settings.optimizer, Muon) and settings.parallel.kind == "ddp":
         found.append("optimizer.kind: muon needs whole matrices, parallel.tensor 1")
     if settings.exchange is not None:
-        found.append("exchange: needs parallel.tensor 1: codecs know parts by rows alone")
+        found.append("exchange: needs parallel.tensor 1: codecs support only parts by rows")
     if settings.passes.compile:
         found.append("passes.compile: needs parallel.tensor 1: layers with split matrices are not compiled")
     return found
@@ -295,7 +295,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
     found = []
     parallel = settings.parallel
     if parallel.kind == "none":
-        found.append("exchange: needs parallel.kind ddp, or fsdp2 with shard: one rank has none to sum")
+        found.append("exchange: needs parallel.kind ddp, or fsdp2 with shard: one rank has nothing to exchange")
     if parallel.kind == "fsdp2":
         if parallel.copies == 1:
             found.append(
@@ -304,11 +304,11 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
             )
         if exchange.link.kind != "torch":
             found.append(
-                "exchange.link: must be kind torch with fsdp2: ranks exchange parts, which servers do not tell apart"
+                "exchange.link: must be kind torch with fsdp2: ranks exchange parts, which servers cannot distinguish"
             )
     if parallel.is_elastic and exchange.link.kind != "torch":
         found.append(
-            "exchange.link: must be kind torch with parallel.min_ranks: servers wait for as many ranks as there were"
+            "exchange.link: must be kind torch with parallel.min_ranks: servers wait for the original number of ranks"
         )
     if settings.lora is not None and exchange.has_residual:
         # It would change adapters of roles without rows in the step.
@@ -317,7 +317,7 @@ def exchange_problems(settings: AlgorithmSettings) -> list[str]:
     if exchange.sgd_only and every_step and not isinstance(optimizer, Sgd):
         found.append(
             f"optimizer: {exchange.name} needs kind sgd and a higher learning rate: its residuals arrive in"
-            " bursts, which AdamW's moments take for noise. qsgd, bf16 and double_quantization go with adamw"
+            " bursts, which AdamW's moments treat as noise. qsgd, bf16 and double_quantization work with adamw"
         )
     if exchange.holds_momentum and isinstance(optimizer, Sgd) and optimizer.momentum:
         found.append(f"optimizer.momentum: must be 0, {exchange.name} has the momentum (exchange.momentum)")

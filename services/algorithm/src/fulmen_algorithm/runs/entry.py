@@ -164,7 +164,7 @@ class EventLog:
             if self._over:
                 return
             if self._moved:
-                raise Draining("Another service runs this run now: watch it again.")
+                raise Draining("Another service now owns this run: watch it again.")
             await grown.wait()
 
     def _between(self, after: int, upto: int) -> Iterator[Event]:
@@ -273,7 +273,7 @@ class Entry:
         A change of the step alone is not written: the checkpoint has it, and a write per step would be too slow.
         """
         if unknown := set(changes) - CHANGEABLE:
-            raise ValueError(f"These fields do not change by update: {sorted(unknown)}.")
+            raise ValueError(f"These fields cannot be updated: {sorted(unknown)}.")
         self.run = replace(self.run, **changes)  # type: ignore[arg-type]  # the names were checked
         if set(changes) != {"step"}:
             self.files.save_run(self.run)

@@ -141,7 +141,7 @@ class RunExecutor:
                 step = entry.run.step
                 lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
                 if lost == MAX_TRAINERS_LOST:
-                    raise RunFailed(f"{error.message} {lost} trainers were lost without a step in between.") from error
+                    raise RunFailed(f"{error.message} {lost} trainers were lost without a completed step between them.") from error
                 entry.events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
                 control.check()
             except OSError as error:
@@ -247,7 +247,7 @@ class RunExecutor:
             try:
                 entry.update(provenance=await control.unless_stopped(made_with))
             except FileNotFoundError as error:
-                raise RunFailed(f"The folder {model} holds no model with weights.") from error
+                raise RunFailed(f"The folder {model} contains no model with weights.") from error
         if model is None or settings.lora is None:
             return model, None
         # Adapters are valid only with the exact weights that they were trained on.

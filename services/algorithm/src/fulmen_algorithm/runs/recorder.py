@@ -280,7 +280,7 @@ class Recorder:
             self.progress = replace(self.progress, collapsed=True)
             return
         if self._collapses >= settings.max_rollbacks:
-            raise RunFailed(f"{text} The run was rolled back {self._collapses} times already (collapse.max_rollbacks).")
+            raise RunFailed(f"{text} The run was already rolled back {self._collapses} times (collapse.max_rollbacks).")
         best = await asyncio.to_thread(self._best_whole)
         if best is None:
             raise RunFailed(f"{text} There is no checkpoint to roll back to.")

@@ -104,7 +104,7 @@ class RunRegistry:
         held = sum(run.project == project and not run.state.final for run in runs)
         if held + count > self._max_of_project:
             raise QuotaExceeded(
-                f"{held} runs of {project} have not ended; {self._max_of_project} may be at the same time (project_max_runs). "
+                f"{held} runs of {project} have not ended; at most {self._max_of_project} are allowed at the same time (project_max_runs). "
                 "Wait for one, or cancel it; an operator can raise the limit.",
                 project=project,
                 quota="project_runs",
@@ -345,7 +345,7 @@ class RunRegistry:
         entry = self.entry(name)
         run = entry.run
         if pause_at_step and pause_at_step <= run.step:
-            text = f"must be more than {run.step}, the steps that the run has done"
+            text = f"must be more than {run.step}, the steps that the run has completed"
             raise ArgumentInvalid(
                 "The request is malformed.", violations=[Violation(field="pause_at_step", description=text)]
             )
@@ -383,7 +383,7 @@ class RunRegistry:
 
 def unknown_run(name: str) -> TrainingRunNotFound:
     """Returns the error for a name of no run; also for a run of another project, which must look the same."""
-    return TrainingRunNotFound("There is no such training run.", training_run=name[:MAX_TRAINING_RUN])
+    return TrainingRunNotFound("The training run does not exist.", training_run=name[:MAX_TRAINING_RUN])
 
 
 def _blocked(entry: Entry) -> bool:

@@ -193,7 +193,7 @@ def waiting_again(run: TrainingRun) -> TrainingRun:
     """
     if not run.failed_unbegun:
         raise TrainingRunStateInvalid(
-            f"A run that is {run.state} does not wait again.", training_run=run.name, state=run.state
+            f"A run that is {run.state} cannot be queued again.", training_run=run.name, state=run.state
         )
     return replace(run, state=RunState.PENDING, failure_message="", end_time=None)
 

@@ -36,8 +36,8 @@ class RunMetrics(Collector):
         run_state = GaugeMetricFamily(
             "fulmen_algorithm_run_state", "1 for the state that a run is in.", labels=[*_RUN, "state"]
         )
-        step = GaugeMetricFamily("fulmen_algorithm_run_step", "Steps done of a run.", labels=_RUN)
-        planned = GaugeMetricFamily("fulmen_algorithm_run_steps_planned", "Steps planned of a run.", labels=_RUN)
+        step = GaugeMetricFamily("fulmen_algorithm_run_step", "Completed steps of a run.", labels=_RUN)
+        planned = GaugeMetricFamily("fulmen_algorithm_run_steps_planned", "Planned steps of a run.", labels=_RUN)
         metric = GaugeMetricFamily(
             "fulmen_algorithm_run_metric", "Newest value of a metric of a run.", labels=[*_RUN, "algorithm", "metric"]
         )

@@ -126,7 +126,7 @@ class MetricPublisher:
     def _gave_up(self, entry: Entry, name: str) -> None:
         _log.exception("metric_sink_failed", run=entry.run.name, sink=name)
         if not entry.run.state.final:
-            entry.events.notify("warning", f"{name} takes no more metrics of this run; the service's log says why.")
+            entry.events.notify("warning", f"{name} accepts no more metrics of this run; see the service's log.")
 
 
 def _position(path: Path) -> int:

@@ -78,7 +78,7 @@ class ElasticTrainer:
         trainer = cls(setup, options, notify)
         await trainer._start(await trainer._room())
         if trainer._ranks < setup.compute.parallel.ranks:
-            notify("warning", f"There is room for fewer ranks: {trainer._shown}.")
+            notify("warning", f"There are resources for fewer ranks: {trainer._shown}.")
         return trainer
 
     @property
@@ -200,7 +200,7 @@ class ElasticTrainer:
             await self._ask(lambda group: group.write_state(folder), written=folder)
             await self._start_again(folder)
         if self._ranks > before:
-            self._notify("info", f"There is room for more ranks: {self._shown}.")
+            self._notify("info", f"There are resources for more ranks: {self._shown}.")
 
     async def _start_again(self, folder: Path, *, without: Collection[str] = ()) -> None:
         """Starts a group with a state; if it does not start, one of the size before, or a smaller one.

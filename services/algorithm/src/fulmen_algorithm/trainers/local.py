@@ -222,7 +222,7 @@ def _load_frozen(folder: Path, setup: TrainerSetup, ranks: Ranks, groups: RankGr
 def _check_same_tokens(reward_model: PolicyModel, policy: PolicyModel) -> None:
     # It reads the tokens that the policy sampled.
     if reward_model.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-        raise RunFailed("The reward model has another tokenizer than the policy, whose tokens it is to score.")
+        raise RunFailed("The reward model must have the tokenizer of the policy, whose tokens it scores.")
 
 
 def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
@@ -258,7 +258,7 @@ def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, dev
         )
     except (OSError, ValueError) as error:
         text = (
-            f"The model in {setup.model_dir} gives no critic: transformers has no token classifier of its architecture."
+            f"The model in {setup.model_dir} cannot be used as a critic: transformers has no token classifier for its architecture."
         )
         raise RunFailed(text) from error
 
@@ -281,7 +281,7 @@ def load_policy(
     except (TargetsUnknown, SplitUnsupported) as error:
         raise RunFailed(str(error)) from error
     except (OSError, ValueError) as error:
-        text = f"The folder {folder} holds no complete model (config, weights and tokenizer)."
+        text = f"The folder {folder} contains no complete model (config, weights and tokenizer)."
         raise RunFailed(text) from error
 
 
@@ -299,7 +299,7 @@ def open_on_rank(
         local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         wanted, there = local_ranks * (1 + len(parallel.beside)), torch.cuda.device_count()
         if wanted > there:
-            text = f"The run asks for {local_ranks} ranks on {wanted} GPUs, and this machine has {there} GPUs."
+            text = f"The run requests {local_ranks} ranks on {wanted} GPUs, but this machine has {there} GPUs."
             raise RunFailed(text)
         devices = Devices.of_rank(parallel, local_rank, local_ranks)
     place = torch.device(devices.policy)

@@ -121,11 +121,11 @@ class Link:
         if answer.error in ERRORS:
             raise RankRefused(ERRORS[answer.error](answer.text))
         if answer.error == RANKS_LOST:
-            raise RankLeft(f"Rank {self.hello.rank} of the trainer has lost others.")
+            raise RankLeft(f"Rank {self.hello.rank} of the trainer has lost other ranks.")
         if answer.text and answer.error:
             raise RankEnded(f"Rank {self.hello.rank} of the trainer failed: {answer.text}.")
         if answer.error:
-            text = f"Rank {self.hello.rank} of the trainer failed ({answer.error}); the log of the service says more."
+            text = f"Rank {self.hello.rank} of the trainer failed ({answer.error}); see the log of the service."
             raise RankBroke(text)
         return answer
 

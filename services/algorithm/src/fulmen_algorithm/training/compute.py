@@ -128,14 +128,14 @@ class Placed(BesidePolicy):
         if self.is_elastic:
             yield "min_ranks: needs tensor 1: ranks that are left have no whole matrices"
         if self.balance is Balance.SPEED:
-            yield "balance: must be positions with tensor: ranks that compute the same rows have one speed"
+            yield "balance: must be positions with tensor: ranks that compute the same rows have the same speed"
         for model in self.beside:
-            yield f"{model}_gpus: needs tensor 1: the {model} is split beside the policy"
+            yield f"{model}_gpus: needs tensor 1: otherwise the {model} is split with the policy"
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Self:
         if self.gpus is not None and self.cluster != THIS_MACHINE:
-            raise ValueError("gpus: names GPUs of the service's machine; a cluster gives each rank one by itself")
+            raise ValueError("gpus: names GPUs of the service's machine; a cluster assigns each rank a GPU itself")
         if self.gpus is not None and len(self.gpus) != self.ranks:
             raise ValueError(f"gpus: has {len(self.gpus)} for {self.ranks} ranks; each has one")
         return self
@@ -195,7 +195,7 @@ class Fsdp2(Placed):
     def _reference_is_with_the_policy(self) -> Self:
         if self.reference_gpus is not None:
             raise ValueError(
-                "reference_gpus: needs kind none or ddp: here the reference is in parts beside those of the policy"
+                "reference_gpus: needs kind none or ddp: with other kinds the reference is split like the policy"
             )
         return self
 
@@ -203,7 +203,7 @@ class Fsdp2(Placed):
     def _copies_are_whole(self) -> Self:
         if self.ranks % self.ranks_per_copy:
             raise ValueError(
-                f"ranks: {self.ranks} must be a multiple of shard, {self.shard}: every copy of the weights has as many ranks"
+                f"ranks: {self.ranks} must be a multiple of shard, {self.shard}: every copy of the weights has the same number of ranks"
             )
         if self.min_ranks is not None and self.min_ranks % self.ranks_per_copy:
             raise ValueError(
@@ -215,8 +215,8 @@ class Fsdp2(Placed):
         yield from super()._tensor_problems()
         if self.ranks_per_copy % self.tensor or self.ranks_per_copy == self.tensor:
             yield (
-                f"tensor: {self.tensor} must divide shard, {self.ranks_per_copy}, and be less: its ranks are some of those of a"
-                " copy. Without parts beside them, use kind ddp"
+                f"tensor: {self.tensor} must divide shard, {self.ranks_per_copy}, and be less: it uses a part of the "
+                "ranks of a copy. Without sharding, use kind ddp"
             )
 
     @property

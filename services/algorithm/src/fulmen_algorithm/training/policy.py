@@ -130,7 +130,7 @@ class PolicyModel:
         by_name = has_names_of(Path(model_dir), model)
         if tensor_mesh is not None and not by_name:
             raise SplitUnsupported(
-                "Files that name tensors otherwise than the model does are not read in split matrices."
+                "Files whose tensor names differ from the model's cannot be read with split matrices."
             )
         return cls(model, tokenizer, lora=lora, by_name=by_name)
 

@@ -116,7 +116,7 @@ class RouterReplay:
         config: Any = model.config.get_text_config()
         self._top_k = next((k for name in _TOP_K_SETTINGS if isinstance(k := getattr(config, name, None), int)), 0)
         if not self._blocks:
-            raise ReplayUnsupported("Recorded experts cannot be replayed: the model is no mixture of experts.")
+            raise ReplayUnsupported("Recorded experts cannot be replayed: the model is not a mixture of experts.")
         self._all_layers = int(config.num_hidden_layers)
         self._chosen_LNK: Tensor | None = None
         self._differs_N: Tensor | None = None

@@ -83,7 +83,7 @@ class Row:
         if self.loss_mask[0]:
             raise ValueError("The first token of a row has no prediction and cannot train.")
         if not all(map(math.isfinite, (*self.old_logprobs, *self.advantages, *self.rewards))):
-            raise ValueError(f"Row of rollout {self.rollout_id!r} holds a number that is not finite.")
+            raise ValueError(f"Row of rollout {self.rollout_id!r} contains a number that is not finite.")
         if any(advantage and not trains for advantage, trains in zip(self.advantages, self.loss_mask, strict=True)):
             raise ValueError(f"Row of rollout {self.rollout_id!r} has an advantage at a token that does not train.")
 

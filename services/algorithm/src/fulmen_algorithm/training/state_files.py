@@ -194,14 +194,14 @@ def _read_weights(folder: Path, state: TrainingState) -> None:
         try:
             own: dict[str, Any] = dict(state.policy.adapters.read(folder))
         except (TensorFileDamaged, KeyError, OSError) as error:
-            raise OtherArchitecture(f"The adapters in {folder} are not those of this run.") from error
+            raise OtherArchitecture(f"The adapters in {folder} do not belong to this run.") from error
         set_model_state_dict(model, own, options=StateDictOptions(full_state_dict=True, strict=False))
         return
     if not state.policy.by_name:
         try:
             state.policy.read_converted(folder)
         except (ValueError, RuntimeError) as error:
-            raise OtherArchitecture(f"The model in {folder} is of another architecture.") from error
+            raise OtherArchitecture(f"The model in {folder} has another architecture.") from error
         return
     try:
         found = {(name, shape) for name, (_, shape) in read_layout(folder).items()}
@@ -211,7 +211,7 @@ def _read_weights(folder: Path, state: TrainingState) -> None:
     once = {(name, tuple(value.shape)) for name, value in model.named_parameters()}
     present = {(name, tuple(value.shape)): value for name, value in model.state_dict(keep_vars=True).items()}
     if different := {name for name, _ in (once - found) | (found - present.keys())}:
-        raise OtherArchitecture(f"The model in {folder} is of another architecture: {sorted(different)[:3]}.")
+        raise OtherArchitecture(f"The model in {folder} has another architecture: {sorted(different)[:3]}.")
     with torch.no_grad():
         read_parts({name: present[name, shape] for name, shape in found}, folder, state.policy.groups.copy.group)
 

@@ -28,7 +28,7 @@ def split_problems(config: Mapping[str, Any], tensor: int) -> list[str]:
         "intermediate_size": text.get("intermediate_size"),
     }
     found += [
-        f"{name}, {size} in the model's configuration, is no multiple of {tensor}"
+        f"{name}, {size} in the model's configuration, is not a multiple of {tensor}"
         for name, size in sizes.items()
         if isinstance(size, int) and size % tensor
     ]

@@ -115,12 +115,12 @@ async def _read(requests: AsyncIterator[pb.JoinEngineRequest], engine: JoinedEng
     """Takes messages until the agent ends the stream."""
     async for message in requests:
         if message.HasField("hello"):
-            text = "must be the first message alone"
+            text = "must be the first message, and only the first"
             raise ArgumentInvalid("The stream is malformed.", violations=[Violation(field="hello", description=text)])
         try:
             engine.hear(message)
         except asyncio.QueueFull:
-            text = "answers more than it was asked"
+            text = "answers more calls than were sent"
             raise ArgumentInvalid(
                 "The stream is malformed.", violations=[Violation(field="message", description=text)]
             ) from None

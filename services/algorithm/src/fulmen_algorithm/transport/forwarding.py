@@ -64,7 +64,7 @@ class Forwarding:
     def _channel(self, address: str, context: grpc.aio.ServicerContext) -> FulmenChannel:
         metadata = {key.lower(): value for key, value in context.invocation_metadata() or ()}
         if FORWARDED in metadata:
-            raise Draining("The run changes its owner: repeat the call.")
+            raise Draining("The owner of the run is changing: repeat the call.")
         authorization = str(metadata.get("authorization", ""))
         token = authorization[len(BEARER) :] if authorization.lower().startswith(BEARER) else None
         return open_channel(address, token=token, tls=self._tls)

@@ -109,4 +109,4 @@ class JoinStreams:
 async def _until_silent(joined: JoinedStream[Any], limit_s: float) -> None:
     while joined.silent_s < limit_s:  # noqa: ASYNC110 - no event to wait for
         await asyncio.sleep(limit_s - joined.silent_s)
-    raise Unavailable(f"Nothing was heard for {limit_s:.0f} s: join again.")
+    raise Unavailable(f"No message arrived for {limit_s:.0f} s: join again.")

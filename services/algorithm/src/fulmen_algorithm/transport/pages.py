@@ -16,7 +16,7 @@ def page(items: Sequence[Item], page_size: int, page_token: str) -> tuple[Sequen
         violation = Violation(field="page_size", description="must not be negative")
         raise ArgumentInvalid("The request is malformed.", violations=[violation])
     if page_token and not page_token.isdecimal():
-        raise PageTokenInvalid("The page token is not one of this list.")
+        raise PageTokenInvalid("The page token belongs to another list.")
     start = int(page_token or 0)
     end = start + min(page_size or DEFAULT_PAGE, MAX_PAGE)
     return items[start:end], str(end) if end < len(items) else ""

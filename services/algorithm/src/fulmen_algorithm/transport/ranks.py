@@ -87,6 +87,6 @@ async def _read(requests: AsyncIterator[pb.JoinRanksRequest], machine: JoinedMac
     """Takes messages until the machine ends the stream."""
     async for message in requests:
         if message.HasField("hello"):
-            text = "must be the first message alone"
+            text = "must be the first message, and only the first"
             raise ArgumentInvalid("The stream is malformed.", violations=[Violation(field="hello", description=text)])
         machine.hear(message)

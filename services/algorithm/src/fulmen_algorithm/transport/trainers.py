@@ -151,9 +151,9 @@ class TrainerServicer(TrainerServiceServicer):
         trainer = self._training(request.name)
         adam, found = given_adam(request.adam, trainer.record.adam)
         if adam.learning_rate is None and not found:
-            found += problem("adam.learning_rate", "is needed here, because CreateTrainer gave none")
+            found += problem("adam.learning_rate", "is required here, because CreateTrainer did not set it")
         if request.reduction not in pb.GradientReduction.values():
-            found += problem("reduction", f"{request.reduction} is none that this service knows")
+            found += problem("reduction", f"{request.reduction} is unknown to this service")
         if request.sequence < 1:
             found += problem("sequence", "must be 1 or more")
         if found:
@@ -234,7 +234,7 @@ class TrainerServicer(TrainerServiceServicer):
         """Publishes a version."""
         trainer = self._training(request.name)
         if request.alias and (not ID.fullmatch(request.alias) or request.alias == "latest"):
-            raise invalid(problem("alias", "must be 1 to 63 of [a-z0-9._-], and not `latest`, which moves by itself"))
+            raise invalid(problem("alias", "must be 1 to 63 of [a-z0-9._-], and not `latest`, which moves automatically"))
         publish = partial(self._trainers.publisher.publish, trainer, alias=request.alias)
         version = await trainer.read(_after(request), publish, saved=True)
         return pb.PublishVersionResponse(policy_version=version)
@@ -279,7 +279,7 @@ class TrainerServicer(TrainerServiceServicer):
     def _checkpoint_problems(self, request: pb.CreateTrainerRequest) -> list[Violation]:
         found = []
         if request.policy.WhichOneof("initial"):
-            found += problem("policy", "names first weights, but `checkpoint` has them")
+            found += problem("policy", "names initial weights, but `checkpoint` already has them")
         if request.HasField("lora"):
             found += problem("lora", "is given, but `checkpoint` has its own")
         match = CHECKPOINT.fullmatch(request.checkpoint)
@@ -288,14 +288,14 @@ class TrainerServicer(TrainerServiceServicer):
         if not match[1].startswith(f"{_project(request.project)}/"):
             return [*found, *problem("checkpoint", "must be of a trainer of the project")]
         if match[2] not in {each.id for each in self._own(match[1]).files.named()}:
-            raise CheckpointNotFound("There is no such checkpoint.", checkpoint=match[2])
+            raise CheckpointNotFound("The checkpoint does not exist.", checkpoint=match[2])
         return found
 
     async def _source_problems(self, request: pb.CreateTrainerRequest, project: str) -> list[Violation]:
         policy, sources = policy_spec(request.policy), self._trainers.sources(project)
         if policy.origin is PolicyOrigin.BUILD:
             text = (
-                "is not for trainers: build the weights by a training run and begin with its version, or upload a model"
+                "is not available for trainers: build the weights with a training run and start from its version, or upload a model"
             )
             return problem("policy.build", text)
         found = await place_problems(policy, project=project, roots=sources.roots, models=sources.models)

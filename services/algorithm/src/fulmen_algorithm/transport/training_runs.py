@@ -268,7 +268,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         def roll_back(name: str) -> TrainingRun:
             if found is None or not own_past(entry.run, found):
                 raise CheckpointNotFound(
-                    "The run has no such checkpoint.", checkpoint=request.checkpoint[: 2 * MAX_TRAINING_RUN]
+                    "The run does not have this checkpoint.", checkpoint=request.checkpoint[: 2 * MAX_TRAINING_RUN]
                 )
             return self._runs.rollback(name, sequence=found.sequence, step=int(found.progress["step"]))
 

@@ -96,7 +96,7 @@ class WeightServicer(WeightServiceServicer):
                 while (message := await next_chunk(requests)) is not None:
                     self._refuse_if_draining()
                     if name is None and not message.upload:
-                        raise _invalid("upload", "is needed in the first message")
+                        raise _invalid("upload", "is required in the first message")
                     name = name or _own(message.upload, is_upload=True)
                     if problems := _chunk_problems(message, str(name)):
                         raise ArgumentInvalid("The chunk is malformed.", violations=problems)
@@ -192,11 +192,11 @@ class WeightServicer(WeightServiceServicer):
             case "policy_version":
                 project = _project(source.project)
                 if source.form not in pb.WeightForm.values():
-                    raise _invalid("source.form", f"{source.form} is no form that this service knows")
+                    raise _invalid("source.form", f"{source.form} is unknown to this service")
                 form = WeightForm(pb.WeightForm.Name(source.form).removeprefix("WEIGHT_FORM_"))
                 version = await self._versions.find(project, source.policy_version, form)
                 if own_run not in ("", version.training_run):
-                    raise ResourceNotFound("The version is not one of the run that the token names.")
+                    raise ResourceNotFound("The version does not belong to the token's run.")
                 pinned = pb.WeightSource(policy_version=version.name, project=project, form=source.form)
                 return _Found(pinned, version.folder)
             case _:
@@ -248,7 +248,7 @@ class _Sent:
         assert self._writer is not None
         if self._senders.get(self._key) is not self:
             path, arrived = self._key[1], self._writer.received
-            raise UploadOffsetInvalid(f"Another stream sends {path}.", path=path, received_bytes=arrived)
+            raise UploadOffsetInvalid(f"Another stream is sending {path}.", path=path, received_bytes=arrived)
         self._writer.write(offset, data)
 
     def finish(self) -> None:
@@ -267,11 +267,11 @@ class _Sent:
 def _reader(folder: Path, request: pb.DownloadChunksRequest) -> FileReader:
     """Opens the range of a request. Blocks."""
     if path_problem(request.path):
-        raise _invalid("path", "is no file of the model")
+        raise _invalid("path", "is not a file of the model")
     try:
         reader = FileReader(folder / request.path)
     except OSError as error:
-        raise _invalid("path", "is no file of the model") from error
+        raise _invalid("path", "is not a file of the model") from error
     size_bytes = reader.size_bytes
     end = request.offset + (request.size_bytes or max(size_bytes - request.offset, 0))
     if not 0 <= request.offset <= end <= size_bytes:

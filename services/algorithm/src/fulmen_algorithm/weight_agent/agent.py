@@ -299,7 +299,7 @@ async def _end(task: "asyncio.Task[None] | None") -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return "The settings of the run's engine are those of another release."
+        return "The settings of the run's engine belong to another release."
     if isinstance(error, OSError):
         return f"The weights cannot be stored: {error.strerror or type(error).__name__}."
     return str(error)[:MAX_REASON]

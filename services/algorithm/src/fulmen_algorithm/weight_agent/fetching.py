@@ -83,7 +83,7 @@ class VersionFetcher:
             "fulmen.weight_agent.fetched.bytes", unit="By", description="Bytes of weights fetched."
         )
         self._failures = meter.create_counter(
-            "fulmen.weight_agent.peer.failures", description="Versions whose rest came from the service after all."
+            "fulmen.weight_agent.peer.failures", description="Versions whose rest was fetched from the service after another agent failed."
         )
         for source in ("service", "peer"):
             self._fetched.add(0, {"source": source})

@@ -127,7 +127,7 @@ async def _within(change: asyncio.Event, limit_s: float) -> None:
         async with asyncio.timeout(limit_s):
             await change.wait()
     except TimeoutError:
-        raise Unavailable(f"Nothing has arrived for {limit_s:.0f} s.") from None
+        raise Unavailable(f"No data arrived for {limit_s:.0f} s.") from None
 
 
 def _problems(request: pb.DownloadChunksRequest) -> list[Violation]:
@@ -135,7 +135,7 @@ def _problems(request: pb.DownloadChunksRequest) -> list[Violation]:
     if request.source.WhichOneof("source") != "policy_version":
         found.append(Violation(field="source", description="must name a policy version"))
     if path_problem(request.path):
-        found.append(Violation(field="path", description="is no file of the version"))
+        found.append(Violation(field="path", description="is not a file of the version"))
     if request.offset < 0 or request.size_bytes < 1:
         found.append(Violation(field="size_bytes", description="must be at least 1, and the offset at least 0"))
     return found

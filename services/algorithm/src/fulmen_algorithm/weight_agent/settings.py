@@ -31,7 +31,7 @@ class WeightAgentSettings(ServiceSettings):
     engine_id: str = Field(
         default="",
         pattern=r"^[a-z0-9-]{0,32}$",
-        description="Id of the engine among those of the run; unset: the machine's name.",
+        description="Id of the engine, unique in the run; unset: the machine's name.",
     )
     engine_host: str = Field(default="127.0.0.1", description="Address that the engine binds to.")
     engine_advertise_host: str = Field(
@@ -40,7 +40,7 @@ class WeightAgentSettings(ServiceSettings):
     engine_port: int = Field(default=8000, ge=0, le=65535, description="Port of the engine; 0 selects a free one.")
     engine_token: SecretStr = Field(
         default=SecretStr(""),
-        description="Token that the engine requires: the deployment's, which is the entry `engine` of the proxy's"
+        description="Token that the engine requires: the deployment's engine token, the entry `engine` of the proxy's"
         " `backend_keys`. Secret.",
     )
     engine_max_batch_size: int = Field(default=64, ge=1, description="Maximum batch size of generation, in requests.")
@@ -66,5 +66,5 @@ class WeightAgentSettings(ServiceSettings):
         if not self.dev_mode and not self.token.get_secret_value():
             raise ValueError("token is required (`fulmen token issue --role engine`)")
         if not is_loopback(self.engine_host) and not self.engine_token.get_secret_value():
-            raise ValueError("engine_token is needed, because engine_host can be reached from other machines")
+            raise ValueError("engine_token is required, because engine_host can be reached from other machines")
         return self

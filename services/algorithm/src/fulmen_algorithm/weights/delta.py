@@ -179,7 +179,7 @@ def encode(base: Weights, new: Weights, path: Path) -> DeltaSize:
         OSError: if the disk is full.
     """
     if layout(base.tensors) != layout(new.tensors):
-        raise TensorsDiffer("The weights have other names, types or shapes than their base.")
+        raise TensorsDiffer("The names, types or shapes of the weights differ from their base.")
     with closing(DeltaWriter()) as delta:
         for name, tensor in new.tensors.items():
             delta.add(name, base.tensors[name], base.digest_of(name), tensor)
@@ -248,7 +248,7 @@ class _Overlaid(Mapping[str, RawTensor]):
 def _decoded(name: str, entry: Encoded, base: Weights, parts: Mapping[str, RawTensor]) -> RawTensor:
     tensor = base.tensors.get(name)
     if tensor is None or (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
-        raise DeltaDamaged(f"{name!r} has another type or shape than in the base.")
+        raise DeltaDamaged(f"{name!r} has a different type or shape than in the base.")
     own = {kind: parts[f"{name}/{kind}"] for kind in KINDS if f"{name}/{kind}" in parts}
     try:
         return restored(tensor, entry, own)
@@ -263,7 +263,7 @@ def _opened(path: Path) -> tuple[DeltaHeader, dict[str, RawTensor]]:
         raise DeltaDamaged(str(error)) from error
     text = metadata.get(HEADER, "")
     if hashlib.sha256(text.encode()).hexdigest() != metadata.get(HEADER_SHA256):
-        raise DeltaDamaged(f"The header of {path.name} was altered, or it is no delta.")
+        raise DeltaDamaged(f"The header of {path.name} was altered, or it is not a delta.")
     fields = json.loads(text)
     if fields.pop("format") != FORMAT:
         raise DeltaDamaged(f"{path.name} has another format than {FORMAT}.")

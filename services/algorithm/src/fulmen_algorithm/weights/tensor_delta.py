@@ -138,7 +138,7 @@ def _positions(where: Bytes, entry: Encoded, elements: int) -> np.ndarray:
             raise ValueError("A gap is longer than the tensor.")
         positions = np.cumsum(gaps, dtype=np.int64) + np.arange(gaps.size)
     if positions.size != entry.changed or (positions.size and positions[-1] >= elements):
-        raise ValueError("The positions are not those of the header.")
+        raise ValueError("The positions do not match the header.")
     return positions
 
 
@@ -161,7 +161,7 @@ def _inflated(part: RawTensor, size: int | None) -> Bytes:
     inflater = zlib.decompressobj()
     content = inflater.decompress(stream.data, size + 1)
     if len(content) != size or not inflater.eof:
-        raise ValueError("A deflated stream has another size.")
+        raise ValueError("A deflated stream has the wrong size.")
     return np.frombuffer(content, dtype=np.uint8)
 
 

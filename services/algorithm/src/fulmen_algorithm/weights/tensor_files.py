@@ -59,7 +59,7 @@ class RawTensor:
             ValueError: if they do not.
         """
         if self.words.dtype != _WORDS[_ITEM_BYTES[self.dtype]] or self.words.shape != (math.prod(self.shape),):
-            raise ValueError(f"{self.words.size} words of {self.words.dtype} are no {self.dtype} of {self.shape}.")
+            raise ValueError(f"{self.words.size} words of {self.words.dtype} do not form a {self.dtype} of {self.shape}.")
 
     @property
     def size_bytes(self) -> int:
@@ -266,6 +266,6 @@ def _header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]
 def _place(entry: Mapping[str, object]) -> tuple[str, tuple[int, ...], int, int]:
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
-        raise TypeError("A shape and offsets are lists.")
+        raise TypeError("Shape and offsets must be lists.")
     first, end = (int(offset) for offset in offsets)
     return str(entry["dtype"]), tuple(int(side) for side in shape), first, end

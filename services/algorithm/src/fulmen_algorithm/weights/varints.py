@@ -62,7 +62,7 @@ def unpack_varints(packed: Bytes, count: int) -> Words:
         return packed
     ends = np.flatnonzero(last)
     if ends.size != count or (packed.size and not last[-1]):
-        raise ValueError(f"The bytes do not hold {count} numbers.")
+        raise ValueError(f"The bytes do not contain {count} numbers.")
     starts = np.empty(count, dtype=np.int64)
     starts[:1] = 0
     starts[1:] = ends[:-1] + 1

@@ -74,7 +74,7 @@ class Access:
         _authorization.set("")
         if error is not None and not isinstance(error, ConnectError):
             _log.error("rpc_failed", rpc=ctx.method.name, exc_info=error)
-            raise connect_error(InternalError("The console failed; its log says why."))
+            raise connect_error(InternalError("The console failed; see its log."))
 
 
 def require_same_origin(headers: Headers) -> None:

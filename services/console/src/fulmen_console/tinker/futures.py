@@ -87,10 +87,10 @@ class Futures:
             return known
         own = [each.size_bytes for each in self._futures.values() if each.project == project]
         if len(own) >= MAX_FUTURES:
-            raise QuotaExceeded("Too many answers wait to be fetched.", quota="futures", retry_after_s=RETRY_S)
+            raise QuotaExceeded("Too many answers are waiting to be fetched.", quota="futures", retry_after_s=RETRY_S)
         # So that one project fills half of it at most, two a third each, and there is always room for another one.
         if sum(own) + size_bytes > MAX_BYTES - self._bytes - size_bytes:
-            raise QuotaExceeded("The console has no room for the request.", quota="future_bytes", retry_after_s=RETRY_S)
+            raise QuotaExceeded("The console has no capacity for the request.", quota="future_bytes", retry_after_s=RETRY_S)
         future = Future(future_id, project, size_bytes)
         self._futures[future_id] = future
         self._bytes += size_bytes
@@ -143,7 +143,7 @@ class Futures:
             future.error = error
         else:
             _log.error("tinker_call_failed", call=future.id, exc_info=error)
-            future.error = InternalError("The console failed; its log says why.")
+            future.error = InternalError("The console failed; see its log.")
         size_bytes = len(future.answer.body) if future.answer is not None else 0
         self._bytes += size_bytes - future.size_bytes
         future.size_bytes = size_bytes
@@ -152,4 +152,4 @@ class Futures:
 
 
 def _unknown() -> NotFound:
-    return NotFound("There is no such call: its answer was not fetched in time, or the console was restarted.")
+    return NotFound("The call does not exist: its answer was not fetched in time, or the console was restarted.")

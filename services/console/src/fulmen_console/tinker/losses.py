@@ -91,7 +91,7 @@ def plan_of(call: Pass) -> Plan:
         ArgumentInvalid: with every problem of its data.
     """
     if call.loss not in LOSSES:
-        text = f"{call.loss[:64]!r} is not offered; offered are: {', '.join(LOSSES)}"
+        text = f"{call.loss[:64]!r} is not supported; supported are: {', '.join(LOSSES)}"
         raise _invalid([Violation(field="loss_fn", description=text)])
     settings, found = _settings(call.loss, call.config)
     if not call.data:
@@ -122,7 +122,7 @@ def _settings(loss: str, config: Mapping[str, float | str]) -> tuple[dict[str, f
     known = {"ppo": ("clip_low_threshold", "clip_high_threshold"), DRO: ("beta",)}
     known["cispo"] = known["ppo"]
     found = [
-        Violation(field=f"loss_fn_config.{name[:64]}", description=f"is no setting of {loss}")
+        Violation(field=f"loss_fn_config.{name[:64]}", description=f"is not a setting of {loss}")
         for name in config
         if name not in known.get(loss, ())
     ]
@@ -134,7 +134,7 @@ def _settings(loss: str, config: Mapping[str, float | str]) -> tuple[dict[str, f
     ]
     if loss == DRO:
         if "beta" not in config:
-            found.append(Violation(field="loss_fn_config.beta", description="is needed by dro"))
+            found.append(Violation(field="loss_fn_config.beta", description="is required by dro"))
         elif numbers.get("beta", 0.0) < 0:
             found.append(Violation(field="loss_fn_config.beta", description="must be 0 or more"))
         return ({} if found else {"beta": numbers["beta"]}), found
@@ -184,7 +184,7 @@ def _input_problems(datum: Datum, at: str, loss: str) -> list[Violation]:
     found = [] if size else [Violation(field=f"{at}.model_input", description="is empty")]
     names = ("target_tokens", "weights") if loss == CROSS_ENTROPY else ("target_tokens", "logprobs", "advantages")
     found += [
-        Violation(field=f"{at}.loss_fn_inputs.{name[:64]}", description=f"is no input of {loss}")
+        Violation(field=f"{at}.loss_fn_inputs.{name[:64]}", description=f"is not an input of {loss}")
         for name in datum.inputs
         if name not in names
     ]
@@ -193,7 +193,7 @@ def _input_problems(datum: Datum, at: str, loss: str) -> list[Violation]:
         field = f"{at}.loss_fn_inputs.{name}"
         if name not in datum.inputs:
             if name != "weights" and field not in unread:
-                found.append(Violation(field=field, description=f"is needed by {loss}"))
+                found.append(Violation(field=field, description=f"is required by {loss}"))
             continue
         values, shape = datum.inputs[name]
         if len(values) != size or len(shape) > 1:

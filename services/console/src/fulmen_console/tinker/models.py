@@ -87,7 +87,7 @@ class Model:
                 await self._moved.wait()
         except TimeoutError:
             if self._next == before and not self._is_running:
-                raise NotFound(f"Call {before} of the model, which comes before this one, did not arrive.") from None
+                raise NotFound(f"Call {before} of the model, which precedes this one, did not arrive.") from None
 
     async def forward_backward(
         self, calls: TrainerCalls, plan: Plan, *, forward_only: bool
@@ -156,7 +156,7 @@ class Model:
         if not overwrite:
             there = {each.name.rpartition("/")[2] for each in (await calls.get(self.trainer)).checkpoints}
             if checkpoint in there:
-                found = Violation(field="path", description=f"{name} exists; set overwrite, or take another name")
+                found = Violation(field="path", description=f"{name} exists; set overwrite, or use another name")
                 raise ArgumentInvalid("The checkpoint exists.", violations=[found])
         await calls.save(
             pb.SaveCheckpointRequest(name=self.trainer, after_sequence=self._sequence, checkpoint=checkpoint)

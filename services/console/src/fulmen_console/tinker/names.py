@@ -32,7 +32,7 @@ class BaseNames:
         place = self.given.get(name) or (f"hf:{name}" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else "")
         if not place:
             known = f" Known are: {', '.join(sorted(self.given))}." if self.given else ""
-            text = f"{name[:100]!r} is no model of this service, and no organization/name of the hub.{known}"
+            text = f"{name[:100]!r} is neither a model of this service nor an organization/name of the hub.{known}"
             raise ArgumentInvalid("The model is unknown.", violations=[Violation(field="base_model", description=text)])
         policy = PolicySpec(name=re.sub(r"[^a-z0-9._-]+", "-", f"tinker-{name.rpartition('/')[2]}".lower())[:63])
         if place.startswith(("hf:", "model:")):

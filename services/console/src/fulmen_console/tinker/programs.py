@@ -79,7 +79,7 @@ class Programs:
         _check_load(request)
         trainer, kind, checkpoint = read_path(request.path, caller.project)
         if kind != WEIGHTS:
-            raise _invalid("path", "is that of a sampler; only tinker://<run>/weights/<name> can be trained further")
+            raise _invalid("path", "is a sampler's path; only tinker://<run>/weights/<name> can be trained further")
         if request.model_id is not None:
             model = self.sessions.model(request.model_id, caller.project, caller.calls)
             number = request.seq_id or 0
@@ -156,8 +156,8 @@ class Programs:
 
             async def gone(_: TrainerCalls) -> str:
                 raise NotFound(
-                    "The sampler's weights were removed, because newer samplers are used. Make a sampler of the present "
-                    "weights, or keep weights under a name with save_weights_for_sampler."
+                    "The sampler's weights were removed, because newer samplers are used. Make a sampler from the "
+                    "current weights, or keep weights under a name with save_weights_for_sampler."
                 )
 
             sampler = Sampler(sampler_id, caller.project, model.session_id, base=model.base, path="", make=gone)
@@ -183,7 +183,7 @@ class Programs:
             create = pb.CreateTrainerRequest(policy=self.names.policy(base), lora=pb.TrainerLora(rank=1))
             create.policy.name, create.autosave_steps = sampler_request("", "").policy.name, 0
         else:
-            raise _invalid("model_path", "or base_model is needed")
+            raise _invalid("model_path", "or base_model is required")
 
         async def make(calls: TrainerCalls) -> str:
             return (await calls.create(create)).name
@@ -237,13 +237,13 @@ def _check_load(request: given.LoadWeights) -> None:
     found = []
     if not request.optimizer:
         text = (
-            "must be true: weights without their optimizer are not offered. Use "
+            "must be true: loading weights without their optimizer is not supported. Use "
             "create_training_client_from_state_with_optimizer"
         )
         found.append(Violation(field="optimizer", description=text))
     new, existing = (request.session_id, request.model_seq_id), (request.model_id, request.seq_id)
     if (None in new) == (None in existing):
-        found.append(Violation(field="session_id", description="needs model_seq_id, or instead model_id and seq_id"))
+        found.append(Violation(field="session_id", description="needs either model_seq_id, or model_id and seq_id"))
     if found:
         raise ArgumentInvalid("The request is malformed.", violations=found)
 

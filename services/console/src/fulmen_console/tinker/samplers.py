@@ -98,7 +98,7 @@ def sample_request(trainer: str, request: Sample) -> pb.SampleRequest:
     """
     given = request.sampling_params
     if given.stop == [] or given.stop == "":
-        text = "must not be empty: a completion always ends at the end of the turn, or where `stop` says"
+        text = "must not be empty: a completion always ends at the end of the turn, or at a sequence in `stop`"
         raise ArgumentInvalid(
             "The request is malformed.", violations=[Violation(field="sampling_params.stop", description=text)]
         )

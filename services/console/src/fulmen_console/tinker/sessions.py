@@ -70,7 +70,7 @@ class Sessions:
         """Returns a session, which was heard now. Raises NotFound if there is none, or it is another project's."""
         session = self._sessions.get(session_id)
         if session is None or session.project != project:
-            raise NotFound("There is no such session: it ended, or the console was restarted.")
+            raise NotFound("The session does not exist: it ended, or the console was restarted.")
         session.calls, session.heard_s = calls, self._clock()
         return session
 
@@ -136,5 +136,5 @@ async def remove_strays(calls: TrainerCalls) -> None:
 
 def _owned(found: dict[str, Owned], name: str, what: str) -> Owned:
     if name not in found:
-        raise NotFound(f"There is no such {what} in its session.")
+        raise NotFound(f"The {what} does not exist in its session.")
     return found[name]

@@ -99,7 +99,7 @@ def read_pass(body: bytes) -> Pass:
     try:
         request.ParseFromString(body)
     except (DecodeError, UnicodeDecodeError):
-        found = Violation(field="body", description="is no ForwardBackwardRequest of the tinker package")
+        found = Violation(field="body", description="is not a ForwardBackwardRequest of the tinker package")
         raise ArgumentInvalid("The request is malformed.", violations=[found]) from None
     _check_counts(request)
     config: dict[str, float | str] = dict(request.loss_fn_config)
@@ -172,7 +172,7 @@ def _datum(message: Any, at: str) -> Datum:
     for index, chunk in enumerate(message.model_input):
         try:
             if not chunk.HasField("encoded_text"):
-                raise ValueError("is no text; only text is offered")
+                raise ValueError("is not text; only text is supported")
             tokens.frombytes(chunk.encoded_text.tokens)
         except ValueError as error:
             found.append(Violation(field=f"{at}.model_input[{index}]", description=str(error)))
@@ -187,9 +187,9 @@ def _datum(message: Any, at: str) -> Datum:
 
 def _values(tensor: Any) -> Sequence[float]:
     if tensor.HasField("sparse_csr"):
-        raise ValueError("is sparse, which is not offered")
+        raise ValueError("is sparse, which is not supported")
     if tensor.dtype not in _TYPECODES:
-        raise ValueError("has a type that is not offered: use float32, int64 or int32")
+        raise ValueError("has an unsupported type: use float32, int64 or int32")
     if len(tensor.shape) > MAX_DIMENSIONS:
         raise ValueError(f"has {len(tensor.shape)} dimensions")
     values = array(_TYPECODES[tensor.dtype])

@@ -96,7 +96,7 @@ class ConsoleApp:
             _log.exception("request_failed", path=scope["path"][:256])
             if is_started:
                 raise
-            known = error if isinstance(error, FulmenError) else InternalError("The console failed; its log says why.")
+            known = error if isinstance(error, FulmenError) else InternalError("The console failed; see its log.")
             await respond_with_error(send, known)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ class ConsoleApp:
             )
             return
         if self.draining:
-            raise Draining("The console is stopping. Try again.")
+            raise Draining("The console is shutting down. Try again.")
         path = whole.removeprefix(self._prefix) if whole.startswith(f"{self._prefix}/") else ""
         here = {**scope, "path": path, "root_path": self._prefix}
         if path == OPENAPI_PATH and scope["method"] == "GET":
@@ -123,4 +123,4 @@ class ConsoleApp:
         elif path and self._page.has(here):
             await self._page(here, send)
         else:
-            await respond_with_error(send, NotFound("There is nothing at this address."), unread=receive)
+            await respond_with_error(send, NotFound("This address does not exist."), unread=receive)

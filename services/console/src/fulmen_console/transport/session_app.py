@@ -100,13 +100,13 @@ class SessionApp:
         if body.keys() - {"token", "code"} or (token is None) is (code is None):
             raise _malformed("must have either `token` or `code`")
         if not isinstance(given := token if code is None else code, str) or len(given) > MAX_TOKEN_BYTES:
-            raise _malformed(f"`token` and `code` are texts of at most {MAX_TOKEN_BYTES} characters")
+            raise _malformed(f"`token` and `code` must be strings of at most {MAX_TOKEN_BYTES} characters")
         if code is None:
             return _bare(given)
         found = self._codes.take(code)
         if found is None:
             raise TokenInvalid(
-                "The code is unknown, was used, or is too old. Open the console with `fulmen open` again."
+                "The code is unknown, was already used, or has expired. Open the console with `fulmen open` again."
             )
         return found
 

@@ -111,7 +111,7 @@ class TinkerApp:
         def take(size_bytes: int) -> None:
             nonlocal taken
             if self._reading_bytes + size_bytes > MAX_READING_BYTES:
-                raise QuotaExceeded("The console reads too many requests.", quota="request_bytes", retry_after_s=1.0)
+                raise QuotaExceeded("The console is handling too many requests.", quota="request_bytes", retry_after_s=1.0)
             self._reading_bytes += size_bytes
             taken += size_bytes
 
@@ -139,7 +139,7 @@ class TinkerApp:
         elif (method, path) in self._endpoints:
             reply = self._endpoints[method, path](caller, body)
         else:
-            raise Unimplemented("Fulmen does not offer this part of Tinker's API (docs/tinker.md).")
+            raise Unimplemented("Fulmen does not support this part of Tinker's API (docs/tinker.md).")
         found_reply = await reply if isinstance(reply, Awaitable) else reply
         await respond(send, 200, json.dumps(found_reply).encode())
 

@@ -85,7 +85,7 @@ test("an error of a reverse proxy is not taken for one of the console", () => {
   expect(shown(Code.Unavailable, { said: "HTTP 502" }).message).toMatch(/reverse proxy, does not reach it/);
   expect(shown(Code.PermissionDenied, { said: "HTTP 403" }).message).toMatch(/reverse proxy, refused/);
   expect(
-    shown(Code.NotFound, { said: "There is nothing at this address.", call: ["fulmen.algorithm.v1.X", "List"] })
+    shown(Code.NotFound, { said: "This address does not exist.", call: ["fulmen.algorithm.v1.X", "List"] })
       .message,
   ).toBe("This console is not connected to the algorithm service. Its operator can change that.");
 });
@@ -143,7 +143,7 @@ test("a mistyped address says so, a deleted thing too", () => {
     violations: [["name", "'nope' is not of the form x"]],
     call: get,
   });
-  expect(typo.message).toBe("There is nothing at this address. Look whether a part of it is missing or mistyped.");
+  expect(typo.message).toBe("This address does not exist. Look whether a part of it is missing or mistyped.");
   expect(typo.details).toEqual([]);
   expect(typo.technical).toContain("'nope' is not of the form x");
   expect(

@@ -79,7 +79,7 @@ class BackendKeys:
                 backend.id, f"needs key '{name}', which is not configured: run `fulmen secret set {name}`"
             )
         if not _is_among(backend.base_url, entry.hosts):
-            text = f"is at a host that key '{name}' may not be sent to; add the host to the key's `hosts`"
+            text = f"is on a host to which key '{name}' may not be sent; add the host to the key's `hosts`"
             raise unavailable(backend.id, text)
         return entry.key.get_secret_value()
 
@@ -106,7 +106,7 @@ def address(backend: Backend, path: str, *, model: str = "", query: Sequence[tup
         BackendUnavailable: if the proxy does not call it itself.
     """
     if backend.provider:
-        raise unavailable(backend.id, "is called through LiteLLM, which passes on no other paths")
+        raise unavailable(backend.id, "is called through LiteLLM, which does not forward other paths")
     root = backend.base_url
     if backend.azure:
         root += f"/openai/deployments/{quote(model, safe='')}" if path in _OF_A_DEPLOYMENT else "/openai"

@@ -120,7 +120,7 @@ class BackendAnswer:
             if self._state is not None:
                 stalled = isinstance(error, TimeoutError)
                 self._state.failed(self._period, "stream_stalled" if stalled else "stream_broken")
-            raise unavailable(self.dispatch.backend.id, "broke off its answer", error) from error
+            raise unavailable(self.dispatch.backend.id, "interrupted its answer", error) from error
 
     def close(self) -> None:
         """Returns the connection to the pool, or closes it if the answer is not complete."""

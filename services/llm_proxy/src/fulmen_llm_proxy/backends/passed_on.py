@@ -133,4 +133,4 @@ class PassedOnClient:
                     raise unavailable(backend.id, f"answered with more than {self._max_answer_bytes} bytes")
                 yield piece
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise unavailable(backend.id, "broke off its answer", error) from error
+            raise unavailable(backend.id, "interrupted its answer", error) from error

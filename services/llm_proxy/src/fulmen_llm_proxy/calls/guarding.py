@@ -95,7 +95,7 @@ class _GuardedWriter:
         """Keeps events."""
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise Refused(502, "answer_too_large", "The answer is too large to be judged by the guards.")
+            raise Refused(502, "answer_too_large", "The answer is too large for the guards to check.")
         self._kept.append(data)
 
     async def end(self) -> None:

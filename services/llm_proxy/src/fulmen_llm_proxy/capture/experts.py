@@ -25,7 +25,7 @@ def decode_experts(encoded: msgspec.Raw, *, tokens: int) -> RoutedExperts:
     try:
         experts = read_npy(base64.b64decode(_TEXT.decode(encoded), validate=True))
     except (msgspec.DecodeError, binascii.Error, UnicodeError) as error:
-        raise RoutedExpertsInvalid("Experts of an answer are not base64 of a file.") from error
+        raise RoutedExpertsInvalid("The experts of an answer are not a base64-encoded file.") from error
     if experts.token_count > tokens:
         raise RoutedExpertsInvalid(f"There are experts of {experts.token_count} tokens for {tokens}.")
     return experts.newest() if experts.spans else experts

@@ -29,21 +29,21 @@ class FunctionChecker:
         """Loads an entry point.
 
         Raises:
-            ValueError: if there is none of this name, or it is no async function.
+            ValueError: if there is none of this name, or it is not an async function.
         """
         found = [each for each in entry_points(group=GROUP) if each.name == name]
         if not found:
             raise ValueError(f"no installed package has the entry point {name!r} of the group {GROUP}")
         function = found[0].load()
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"the entry point {name!r} ({found[0].value}) is no async function")
+            raise ValueError(f"the entry point {name!r} ({found[0].value}) is not an async function")
         return cls(function)
 
     async def check(self, document: bytes) -> str | None:
         """Returns why a call is refused; see `Checker`."""
         refusal = await self._function(json.loads(document))
         if refusal is not None and not isinstance(refusal, str):
-            raise TypeError(f"a guard returns a text or None, not {type(refusal).__name__}")
+            raise TypeError(f"a guard must return a string or None, not {type(refusal).__name__}")
         return refusal
 
 

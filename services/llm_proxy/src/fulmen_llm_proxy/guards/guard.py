@@ -102,7 +102,7 @@ class Guards:
             self._metrics.asked(guard.name, phase, "failed")
             _log.warning("guard_failed", guard=guard.name, phase=phase.value, error=type(error).__name__)
             if guard.refuses_on_failure:
-                text = f"The guard '{guard.name}' could not judge the call; try again."
+                text = f"The guard '{guard.name}' could not check the call; try again."
                 raise GuardRefused(text, guard=guard.name, is_verdict=False) from error
             return
         self._metrics.asked(guard.name, phase, "allowed" if refusal is None else "refused")

@@ -79,7 +79,7 @@ class Budgets:
                 raise _exceeded(budget, spent)
             if spent + budget.reserved >= budget.limit:
                 raise ModelLimitExceeded(
-                    f"The calls that run may use up the {_words(budget)}; retry in {BUSY_RETRY_S:.0f} s.",
+                    f"The running calls may use up the {_words(budget)}; retry in {BUSY_RETRY_S:.0f} s.",
                     retry_after_s=BUSY_RETRY_S,
                     limit="budget",
                     of=budget.key[1],

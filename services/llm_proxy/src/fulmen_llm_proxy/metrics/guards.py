@@ -11,7 +11,7 @@ class GuardMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._checks = Counter(
             "fulmen_llm_proxy_guard_checks",
-            "Questions to guards, by guard, phase and outcome.",
+            "Checks by guards, by guard, phase and outcome.",
             ["guard", "phase", "outcome"],
             registry=registry,
         )

@@ -12,11 +12,11 @@ class RecordingMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._recorded = Counter(
-            "fulmen_llm_proxy_recorded_calls", "Calls of apps that the store has.", registry=registry
+            "fulmen_llm_proxy_recorded_calls", "Calls of apps that the store has acknowledged.", registry=registry
         )
         self._dropped = Counter(
             "fulmen_llm_proxy_recorded_calls_dropped",
-            "Calls of apps that were to be recorded and were not, by reason.",
+            "Calls of apps that should have been recorded but were not, by reason.",
             ["reason"],
             registry=registry,
         )

@@ -33,7 +33,7 @@ class ReplayMetrics:
         )
         self._ends = Counter(
             "fulmen_llm_proxy_replays",
-            "Attempts that continued a lost one and sample now, by why the replay ended.",
+            "Attempts that continued a lost one and now sample again, by reason for the end of the replay.",
             ["end"],
             registry=registry,
         )

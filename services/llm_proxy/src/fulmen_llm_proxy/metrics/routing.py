@@ -21,13 +21,13 @@ class RoutingMetrics(Collector):
         self._tables = tables
         self._retries = Counter(
             "fulmen_llm_proxy_retries",
-            "Retries of calls, by the failure of the try before.",
+            "Retries of calls, by the failure of the previous try.",
             ["cause"],
             registry=registry,
         )
         self._fallbacks = Counter(
             "fulmen_llm_proxy_fallbacks",
-            "Tries on a fallback route, by the failure of the try before.",
+            "Tries on a fallback route, by the failure of the previous try.",
             ["cause"],
             registry=registry,
         )
@@ -39,7 +39,7 @@ class RoutingMetrics(Collector):
         )
         self._queue_refusals = Counter(
             "fulmen_llm_proxy_backend_queue_refusals",
-            "Tries refused because a backend's queue was full or the wait in it too long.",
+            "Tries refused because a backend's queue was full or the wait was too long.",
             registry=registry,
         )
         self._cache = Counter(
@@ -47,13 +47,13 @@ class RoutingMetrics(Collector):
         )
         self._stale = Counter(
             "fulmen_llm_proxy_stale_answers",
-            "Answers with an older policy version than the one that their backend is said to serve.",
+            "Answers with an older policy version than the route assumes for their backend.",
             ["backend"],
             registry=registry,
         )
         self._steps_back = Counter(
             "fulmen_llm_proxy_lower_promotions",
-            "Promotions of a lower policy version than its targets served, such as after a rollback.",
+            "Promotions of a lower policy version than the targets served, such as after a rollback.",
             registry=registry,
         )
         registry.register(self)
@@ -90,7 +90,7 @@ class RoutingMetrics(Collector):
         """Yields the states of the backends and the number of unreadable resources."""
         yield GaugeMetricFamily(
             "fulmen_llm_proxy_unreadable_resources",
-            "Routes and backends in the store that this proxy cannot read; their earlier versions stay in force.",
+            "Routes and backends in the store that this proxy cannot read; their earlier versions remain in effect.",
             value=len(self._tables.current.unreadable),
         )
         breaker = GaugeMetricFamily(
@@ -108,7 +108,7 @@ class RoutingMetrics(Collector):
         )
         attempts = GaugeMetricFamily(
             "fulmen_llm_proxy_backend_attempts",
-            "Attempts that stay with a backend, those that wait for their turn included.",
+            "Attempts that stay with a backend, including those that wait for their turn.",
             labels=["backend"],
         )
         engine = GaugeMetricFamily(

@@ -20,7 +20,7 @@ class UsageMetrics(Collector):
         self._usage = usage
         self._refusals = Counter(
             "fulmen_llm_proxy_limit_refusals",
-            "Calls refused by a limit, by limit and by what it applies to.",
+            "Calls refused by a limit, by limit and subject.",
             ["limit", "of"],
             registry=registry,
         )

@@ -138,7 +138,7 @@ def _set_problems(wanted: FileSet) -> Iterable[Violation]:
             yield Violation(field=kind, description=f"has more than {MAX_ENTRIES} entries")
         for name, count in Counter(each.name for each in entries).items():
             if count > 1:
-                yield Violation(field=kind, description=f"{name} is given {count} times")
+                yield Violation(field=kind, description=f"{name} occurs {count} times")
     for index, backend in enumerate(wanted.backends[:MAX_ENTRIES]):
         yield from _decoded(decode_backend, backend, f"backends[{index}]")
     backends, routes = {each.name: each for each in wanted.backends}, {each.name for each in wanted.routes}
@@ -148,7 +148,7 @@ def _set_problems(wanted: FileSet) -> Iterable[Violation]:
         yield from _target_problems(route, where, backends)
         for at, name in enumerate(route.fallbacks):
             if name not in routes:
-                yield Violation(field=f"{where}.fallbacks[{at}]", description=f"{name[:150]!r} is no route of the file")
+                yield Violation(field=f"{where}.fallbacks[{at}]", description=f"{name[:150]!r} is not a route of the file")
 
 
 def _target_problems(
@@ -156,7 +156,7 @@ def _target_problems(
 ) -> Iterable[Violation]:
     for at, target in enumerate(route.targets):
         if target.backend not in backends:
-            text = f"{target.backend[:100]!r} is no backend of the file"
+            text = f"{target.backend[:100]!r} is not a backend of the file"
             yield Violation(field=f"{where}.targets[{at}].backend", description=text)
         elif target.policy and (problem := policy_problem(backends[target.backend])):
             yield Violation(field=f"{where}.targets[{at}].policy", description=problem)

@@ -192,7 +192,7 @@ def _tools(fields: Fields, conversation: Conversation, unsupported: UnsupportedF
         case NamedChoice(type="function", function=function) if function is not None:
             choice = {"type": "tool", "name": function.name}
         case _:
-            unsupported.param("tool_choice", "tool_choice (neither a word that Messages has nor a function)")
+            unsupported.param("tool_choice", "tool_choice (neither a mode of the Messages API nor a function)")
     if choice is not None:
         if parallel is False and choice["type"] != "none":
             choice["disable_parallel_tool_use"] = True
@@ -232,7 +232,7 @@ def _output(fields: Fields, unsupported: UnsupportedFields) -> JSON:
         case ResponseFormat(type="json_schema", json_schema=named) if named is not None and given(named.schema):
             config["format"] = {"type": "json_schema", "schema": named.schema}
         case _:
-            unsupported.param("response_format", f"response_format (`{wanted.type}`; a `json_schema` can be said)")
+            unsupported.param("response_format", f"response_format (`{wanted.type}`; a `json_schema` is supported)")
     return translated | {"output_config": config} if config else translated
 
 

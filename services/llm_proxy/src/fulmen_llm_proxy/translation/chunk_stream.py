@@ -95,7 +95,7 @@ class ChunkStream:
             read = _EVENT.decode(data)
             return self._translate(read, data)
         except UNREADABLE as error:
-            raise BackendUnavailable("The backend sent an event that is none of a message.") from error
+            raise BackendUnavailable("The backend sent an event that does not belong to a message.") from error
 
     def end(self) -> list[bytes]:
         """Returns nothing if the message ended.

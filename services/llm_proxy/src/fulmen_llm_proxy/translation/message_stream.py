@@ -119,7 +119,7 @@ class MessageStream:
         try:
             chunk = _CHUNK.decode(data)
         except UNREADABLE as error:
-            raise BackendUnavailable("The backend sent an event that is none of a chat completion.") from error
+            raise BackendUnavailable("The backend sent an event that does not belong to a chat completion.") from error
         if given(chunk.error) or (chunk.choices is None and chunk.usage is None):
             self._over = True
             return [error_event(error_in_stream(data), ApiName.MESSAGES, Dialect.ANTHROPIC)]
@@ -174,7 +174,7 @@ class MessageStream:
         if choice.delta is not None:
             self._add(choice.delta)
         if choice.finish_reason in ABORTED:
-            raise BackendUnavailable("The backend gave the answer up.")
+            raise BackendUnavailable("The backend aborted the answer.")
         if choice.finish_reason:
             self._choice = choice
         self._advance(out, final=bool(choice.finish_reason))

@@ -83,7 +83,7 @@ _DROPPED = frozenset(
 """Fields for Anthropic's own service only; dropping them does not change the meaning of an answer."""
 
 
-_NO_THREADS = "No thread of messages is held for this model: send the whole conversation, without `thread`."
+_NO_THREADS = "Threads of messages are not stored for this model: send the whole conversation, without `thread`."
 """The vendor's client does this automatically when it receives the code of this error."""
 
 
@@ -145,7 +145,7 @@ class MessagesToChat:
             raise BackendUnavailable("The backend's answer has no choice.")
         choice = answer.choices[0]
         if choice.finish_reason in ABORTED:
-            raise BackendUnavailable("The backend gave the answer up.")
+            raise BackendUnavailable("The backend aborted the answer.")
         content = _content(answer.id or "", choice)
         calls_tools = any(block["type"] == "tool_use" for block in content)
         refused = choice.message is not None and bool(choice.message.refusal)

@@ -65,7 +65,7 @@ class ResponsesToChat:
         try:
             answer = decode_answer(data)
         except UNREADABLE:
-            self._builder.fail(_SERVER_ERROR, "The backend sent an event that is not a chat completion's.")
+            self._builder.fail(_SERVER_ERROR, "The backend sent an event that does not belong to a chat completion.")
             return self._builder.drain()
         self._add(answer)
         return self._builder.drain()

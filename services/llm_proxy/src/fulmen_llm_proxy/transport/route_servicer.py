@@ -182,7 +182,7 @@ class RouteServicer(route_service_pb2_grpc.RouteServiceServicer):
                 raise ResourceNotFound(f"The route {request.name} has no earlier version.", route=request.name)
             content = await self._writer.content(route_resource(model), version)
             if not content:
-                raise ResourceNotFound(f"Version {version} of {request.name} is its removal.", route=request.name)
+                raise ResourceNotFound(f"Version {version} of {request.name} is its deletion.", route=request.name)
             [changed] = await self._put(lambda: [self._restored(content)])
         return route_service_pb2.RollbackRouteResponse(route=changed)
 
@@ -362,11 +362,11 @@ def _split(route: route_pb2.Route, request: route_service_pb2.SplitTrafficReques
     backends = {target.backend for target in route.targets}
     versions = {target.policy_version for target in route.targets}
     problems = [
-        Violation(field=f"weights[{name}]", description="is no backend of the route")
+        Violation(field=f"weights[{name}]", description="is not a backend of the route")
         for name in request.weights
         if name not in backends
     ] + [
-        Violation(field=f"version_weights[{version}]", description="is no policy version of the route")
+        Violation(field=f"version_weights[{version}]", description="is not a policy version of the route")
         for version in request.version_weights
         if version not in versions
     ]

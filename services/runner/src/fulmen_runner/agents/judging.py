@@ -143,7 +143,7 @@ def _scores_in(found: dict[str, object], scale: Scale) -> Mapping[str, object]:
 def _score(scores: Mapping[str, object], dimension: str, scale: Scale) -> float:
     score = scores.get(dimension)
     if isinstance(score, bool) or not isinstance(score, (int, float)):
-        raise BadAnswer(f"The score of {dimension!r} is missing or is no number.")
+        raise BadAnswer(f"The score of {dimension!r} is missing or is not a number.")
     if not scale.min_score <= score <= scale.max_score:
         bounds = f"from {scale.min_score:g} to {scale.max_score:g}"
         raise BadAnswer(f"The score of {dimension!r} is {repr(score)[:40]}, not {bounds}.")

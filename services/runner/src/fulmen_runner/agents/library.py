@@ -143,7 +143,7 @@ def specification_of(spec: pb.AgentSpec, name: str) -> Specification:
     """
     entry = _entry(spec)
     if entry is None:
-        raise AgentFailed(f"{name} has no entry: it does not say how the agent is started")
+        raise AgentFailed(f"{name} has no entry: it does not define how the agent is started")
     limits = Limits(
         memory_bytes=spec.limits.memory_bytes,
         cpu_count=spec.limits.cpu_count,

@@ -125,7 +125,7 @@ class Program:
         rewards = joined(rewards_of_emitted(invocation.context.rewards), answer.emitted, own, graded)
         output = encode_output(answer.value)
         if not rewards:
-            message = "agent succeeded, but neither it nor a grader gave a reward"
+            message = "agent succeeded, but neither it nor a grader returned a reward"
             if self.grader is not None:
                 message = "agent succeeded, but its grader returned no reward and none was emitted"
             return Failed(kind=FailureKind.REWARD_MISSING, message=message, output=output)

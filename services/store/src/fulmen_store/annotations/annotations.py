@@ -140,5 +140,5 @@ def _pair(one: str, other: str, shared: Sequence[tuple[float, float]], level: Le
 
 
 def _not_found(project: str, annotation_id: UUID) -> AnnotationNotFound:
-    text = "The annotation does not exist, or is another author's."
+    text = "The annotation does not exist, or belongs to another author."
     return AnnotationNotFound(text, annotation=annotation_name(project, annotation_id))

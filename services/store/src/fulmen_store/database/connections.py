@@ -50,7 +50,7 @@ _PASSING: Final = (
 
 _FIELDS_OF_CONSTRAINTS: Final = {
     "rollout_group_not_overfull": ("group_id", "the group has more members than group_size"),
-    "size": ("group_size", "differs from that of the group's members"),
+    "size": ("group_size", "differs from the group's other members"),
 }
 
 

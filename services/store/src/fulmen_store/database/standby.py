@@ -42,7 +42,7 @@ class Standby:
         self._slots = FairSlots(size, share=max(1, size // 2))
         self._asked_again_at = 0.0
         self._reads = metrics.get_meter("fulmen.store").create_counter(
-            "fulmen.store.standby.reads", description="Reads that a standby may answer, by which server answered."
+            "fulmen.store.standby.reads", description="Reads that a standby may answer, by the server that answered."
         )
         for server in ("primary", "standby"):
             self._reads.add(0, {"server": server})

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 __all__ = ["UNREADABLE", "read_column", "unreadable_columns"]
 
-UNREADABLE = "What the store has of it cannot be read."
+UNREADABLE = "The stored data cannot be read."
 """Tells people of a failure to read a message."""
 
 _log = structlog.get_logger()

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAX_ROUNDS: Final = 5
-RUNNER_DIED: Final = "The runner died while it ran this attempt and nothing else. The rollout is not retried."
+RUNNER_DIED: Final = "The runner died while this was its only attempt. The rollout is not retried."
 
 AttemptKey = tuple[int, int, int, int]
 """Rollout, session, epoch and project; the ids as integers, whose hashes cost a tenth of theirs."""

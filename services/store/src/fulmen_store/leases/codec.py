@@ -106,10 +106,10 @@ def report_of(result: lease_pb2.AttemptResult, attempt: AttemptName, *, project_
     if problem:
         return problem
     if attempt.number != result.epoch:
-        return "epoch is not that of the assignment"
+        return "epoch differs from the assignment's"
     session_id = _session_id(result.lease_id)
     if session_id is None:
-        return "lease_id is not that of the assignment"
+        return "lease_id differs from the assignment's"
     report = attempt_pb2.Attempt(
         failure_message=_shortened(result.failure_message),
         rewards=result.rewards,

@@ -82,7 +82,7 @@ class Projects:
         _raise_if(violations, "The project cannot be created.")
         view = await self._table.add(draft, request_id=request_id)
         if view is None:
-            text = "The project exists, or existed: change it with UpdateProject. The name of a deleted one is not given again."
+            text = "The project exists, or existed: change it with UpdateProject. The name of a deleted project cannot be used again."
             raise ProjectExists(text, project=draft.name)
         self._wakeups.announce([PROJECTS_CHANGED])
         return view
@@ -132,7 +132,7 @@ class Projects:
             raise unknown_project(name)
         if found.running is not None:
             rollout = rollout_name(name, found.running)
-            text = "A rollout of the project runs: wait until it has ended, or let the deletion cancel it."
+            text = "A rollout of the project is running: wait until it has ended, or let the deletion cancel it."
             raise RolloutStateInvalid(text, rollout=rollout, state=RolloutState.RUNNING.name)
         self._wakeups.announce([PROJECTS_CHANGED])
 

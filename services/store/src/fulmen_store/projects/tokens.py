@@ -167,6 +167,6 @@ def _problems(draft: TokenDraft) -> Iterator[tuple[str, str]]:
     if is_of_run and not _is_run_of(draft.training_run, draft.project):
         yield "training_run", "must name a run of the token's project, projects/{project}/trainingRuns/{id}"
     elif draft.training_run and not is_of_run:
-        yield "training_run", "is for tokens of engines and ranks alone"
+        yield "training_run", "is only for tokens of role engine or rank"
     if not 1 <= len(draft.subject) <= MAX_SUBJECT or not draft.subject.isprintable():
         yield "subject", "is not 1 to 128 printable characters"

@@ -225,7 +225,7 @@ VersionKey = tuple[int, int]
 
 def version_was_removed(names: Sequence[str] = ()) -> ArgumentInvalid:
     """Creates the error for rollouts that name removed versions."""
-    texts = [f"{name} has been removed, its ttl is over" for name in names] or ["a version has been removed"]
+    texts = [f"{name} has been removed because its ttl has expired" for name in names] or ["a version has been removed"]
     return ArgumentInvalid(
         "The rollouts cannot be created.",
         violations=[Violation(field="rollouts[].resource_versions", description=text) for text in texts],

@@ -35,7 +35,7 @@ class RolloutKept(Exception):
     """A rollout has to be kept; nothing was written."""
 
     def __init__(self, rollout_id: UUID) -> None:
-        super().__init__("A rollout has to be kept.")
+        super().__init__("A rollout must be kept.")
         self.rollout_id = rollout_id
 
 

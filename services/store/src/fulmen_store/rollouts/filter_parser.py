@@ -314,7 +314,7 @@ class _Parser:
         if field in self._schema.names:
             return self._name(token, text)
         if "\0" in text:
-            self._note(token, "holds a NUL character")
+            self._note(token, "contains a NUL character")
             return None
         return text
 
@@ -322,7 +322,7 @@ class _Parser:
         digits = text.removesuffix("s") if unit else text
         if text.endswith(unit) and _NUMBER.fullmatch(digits) and math.isfinite(float(digits)):
             return float(digits)
-        wanted = "a number of seconds with an s behind it, such as 1.5s" if unit else "a finite number"
+        wanted = "a number of seconds followed by s, such as 1.5s" if unit else "a finite number"
         self._note(token, f"{token.shown} is not {wanted}")
         return None
 
@@ -333,7 +333,7 @@ class _Parser:
         whole = given + _ZEROS[len(given) :]
         if match is not None and _UUID.fullmatch(whole) and (match[2] or len(given) == len(_ZEROS)):
             return given
-        self._note(token, f"{token.shown} is not projects/PROJECT/rollouts/UUID, or its beginning with * behind it")
+        self._note(token, f"{token.shown} is not projects/PROJECT/rollouts/UUID, or a prefix of it followed by *")
         return None
 
     def _time(self, token: _Token, text: str) -> datetime.datetime | None:

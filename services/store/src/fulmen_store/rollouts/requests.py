@@ -309,7 +309,7 @@ def _membership_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     if not 1 <= rollout.group_size <= MAX_GROUP_SIZE:
         yield "group_size", f"is {rollout.group_size}, allowed are 1 to {MAX_GROUP_SIZE}"
     elif rollout.group_size > 1 and not rollout.group_id:
-        yield "group_id", "is required with a group_size above 1"
+        yield "group_id", "is required if group_size is greater than 1"
 
 
 def _name_problems(name: str, project: str, now_ms: int | None) -> Iterator[tuple[str, str]]:
@@ -322,9 +322,9 @@ def _name_problems(name: str, project: str, now_ms: int | None) -> Iterator[tupl
     if parsed.project != project:
         yield "name", "is not in the rollout's project"
     if rollout_id.version != 7 or rollout_id.variant != uuid.RFC_4122:
-        yield "name", "does not hold a UUID of version 7 in lower case"
+        yield "name", "does not contain a UUID of version 7 in lower case"
     elif now_ms is not None and not now_ms - MAX_ID_AGE_MS <= uuid7_unix_ms(rollout_id) <= now_ms + MAX_ID_SKEW_MS:
-        yield "name", "holds a time further than 1 hour before or 5 minutes after the store's clock"
+        yield "name", "contains a time more than 1 hour before or 5 minutes after the store's clock"
 
 
 def _run_problems(training_run: str, project: str) -> Iterator[tuple[str, str]]:
@@ -357,13 +357,13 @@ def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     if not 1 <= rollout.max_attempts <= MAX_ATTEMPTS:
         yield "policy.max_attempts", f"is {rollout.max_attempts}, allowed are 1 to 100"
     if not 0 < rollout.attempt_timeout_s <= MAX_TIMEOUT_S:
-        yield "policy.attempt_timeout", f"is {rollout.attempt_timeout_s:g} s, allowed are above 0 s to 24 h"
+        yield "policy.attempt_timeout", f"is {rollout.attempt_timeout_s:g} s, must be greater than 0 s and at most 24 h"
     if not 0 <= rollout.retry_backoff_s <= MAX_BACKOFF_S:
         yield "policy.retry_backoff", f"is {rollout.retry_backoff_s:g} s, allowed are 0 s to 60 s"
     if not 0 <= rollout.model_token_budget <= MAX_TOKEN_BUDGET:
         yield "policy.model_token_budget", f"is {rollout.model_token_budget}, allowed are 1 to {MAX_TOKEN_BUDGET}"
     if rollout.timeout_quantile and not 0 < rollout.timeout_quantile < 1:
-        yield "policy.attempt_timeout_quantile", f"is {rollout.timeout_quantile:g}, allowed are above 0 to below 1"
+        yield "policy.attempt_timeout_quantile", f"is {rollout.timeout_quantile:g}, must be greater than 0 and less than 1"
     if rollout.timeout_factor and not 1 <= rollout.timeout_factor <= MAX_TIMEOUT_FACTOR:
         yield "policy.attempt_timeout_factor", f"is {rollout.timeout_factor:g}, allowed are 1 to {MAX_TIMEOUT_FACTOR}"
     if rollout.timeout_factor and not rollout.timeout_quantile:
@@ -384,7 +384,7 @@ def _group_problems(rollouts: Iterable[NewRollout]) -> list[Violation]:
         counts[key] = counts.get(key, 0) + 1
         if sizes.setdefault(key, rollout.group_size) != rollout.group_size:
             violations.append(
-                Violation(field=f"rollouts[{index}].group_size", description="differs from that of its group's members")
+                Violation(field=f"rollouts[{index}].group_size", description="differs from its group's other members")
             )
         elif counts[key] > rollout.group_size:
             violations.append(

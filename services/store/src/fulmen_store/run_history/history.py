@@ -138,7 +138,7 @@ def curve_problems(*, runs: int, metrics: int, points: int) -> Iterator[Violatio
     if not MIN_POINTS <= points <= MAX_POINTS:
         yield Violation(field="max_points", description=f"is {points}, allowed are {MIN_POINTS} to {MAX_POINTS}")
     elif runs * metrics * points > MAX_POINTS_IN_ALL:
-        text = f"makes {runs * metrics * points} points in all, allowed are {MAX_POINTS_IN_ALL}: ask for fewer, or in parts"
+        text = f"makes {runs * metrics * points} points in all, at most {MAX_POINTS_IN_ALL} are allowed: request fewer, or in parts"
         yield Violation(field="max_points", description=text)
 
 

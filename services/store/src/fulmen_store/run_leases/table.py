@@ -79,7 +79,7 @@ class RunLeaseTable:
         if row is None:
             found = await self._database.fetch_row("get_run_lease", project_id, name)
             if found is None:
-                raise TrainingRunNotFound("There is no such training run.", training_run=name)
+                raise TrainingRunNotFound("The training run does not exist.", training_run=name)
             raise _held(name, found)
         return _lease(row, held=True)
 

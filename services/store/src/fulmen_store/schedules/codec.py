@@ -95,7 +95,7 @@ def _problems(message: pb.Schedule) -> Iterator[tuple[str, str]]:
         if len(each.group_id) > MAX_GROUP_ID:
             yield f"rollouts[{index}].group_id", f"is longer than {MAX_GROUP_ID} characters"
         for field in {known.name for known, _ in each.ListFields()} & set(UNSET):
-            yield f"rollouts[{index}].{field}", "must be unset: it is another one at each due time"
+            yield f"rollouts[{index}].{field}", "must be unset: each due time has its own"
 
 
 def _rollout_problems(message: pb.Schedule, project: str) -> list[Violation]:
@@ -106,7 +106,7 @@ def _rollout_problems(message: pb.Schedule, project: str) -> list[Violation]:
     for index, each in enumerate(copy.rollouts):
         if each.project not in ("", project):
             problems.append(
-                Violation(field=f"schedule.rollouts[{index}].project", description="is not that of the schedule")
+                Violation(field=f"schedule.rollouts[{index}].project", description="differs from the schedule's")
             )
         for field in UNSET:
             each.ClearField(field)

@@ -46,7 +46,7 @@ def time_zone_problem(time_zone: str) -> str:
     try:
         ZoneInfo(time_zone)
     except (KeyError, ValueError, OSError):
-        return f"{time_zone!r} is no time zone of the IANA database, such as Europe/Berlin"
+        return f"{time_zone!r} is not a time zone of the IANA database, such as Europe/Berlin"
     return ""
 
 

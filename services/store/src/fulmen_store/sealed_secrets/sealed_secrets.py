@@ -103,7 +103,7 @@ class Secrets:
         values = {each.name: value for each in found if (value := self._opened(each)) is not None}
         missing = sorted({name[:MAX_NAME] for name in names} - values.keys())
         if missing:
-            text = f"Secrets do not exist, or can no longer be decrypted: {', '.join(missing)}. Set them anew."
+            text = f"Secrets do not exist, or can no longer be decrypted: {', '.join(missing)}. Set them again."
             raise SecretNotFound(text, secrets=",".join(missing))
         return values
 

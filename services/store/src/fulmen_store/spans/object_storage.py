@@ -39,7 +39,7 @@ class ObjectStorage:
         try:
             return cls(from_url(url))
         except (BaseError, ValueError):
-            raise StartupError("The blob URL, or what the environment says of it, is not usable.") from None
+            raise StartupError("The blob URL, or its configuration in the environment, is not usable.") from None
 
     async def write(self, key: str, content: bytes) -> None:
         """Stores content durably; replaces existing content."""
@@ -86,6 +86,6 @@ def _as_os_errors() -> Iterator[None]:
     try:
         yield
     except NotFoundError as error:
-        raise FileNotFoundError("there is no such object") from error
+        raise FileNotFoundError("the object does not exist") from error
     except BaseError as error:
         raise OSError("the object store failed") from error

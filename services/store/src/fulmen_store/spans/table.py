@@ -28,7 +28,7 @@ __all__ = ["ATTEMPT_OVER", "UNKNOWN_ROLLOUT", "ChunkHead", "SpanParent", "SpanTa
 
 # Problems of chunks that are not stored.
 UNKNOWN_ROLLOUT: Final = "the rollout does not exist"
-ATTEMPT_OVER: Final = "the attempt has ended, and the grace for its key's spans is over"
+ATTEMPT_OVER: Final = "the attempt has ended, and the grace period for its key's spans is over"
 
 # Maximum size of the payloads that one reader holds at once.
 READ_BYTES: Final = 4 * 1024 * 1024
@@ -263,7 +263,7 @@ class SpanTable:
         if chunk.blob is None:
             return chunk
         if self._blobs is None:
-            raise BlobMissing("A payload lies in a blob storage, but this store has none.", blob=chunk.blob.key)
+            raise BlobMissing("A payload is in a blob storage, but none is configured for this store.", blob=chunk.blob.key)
         return replace(chunk, payload=await self._blobs.get(chunk.blob), blob=None)
 
 

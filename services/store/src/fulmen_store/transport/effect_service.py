@@ -44,7 +44,7 @@ class EffectService(effect_service_pb2_grpc.EffectServiceServicer):
         if view is None:
             if await self._table.count(effect.rollout_id) >= MAX_EFFECTS:
                 raise malformed("name", f"the rollout has {MAX_EFFECTS} effects")
-            raise AttemptOver("The attempt has ended: it begins no effect.", attempt=request.attempt)
+            raise AttemptOver("The attempt has ended: it cannot begin an effect.", attempt=request.attempt)
         return pb.BeginEffectResponse(effect=_message(request, attempt, view))
 
     async def EndEffect(self, request: pb.EndEffectRequest, context: grpc.aio.ServicerContext) -> pb.EndEffectResponse:
@@ -54,7 +54,7 @@ class EffectService(effect_service_pb2_grpc.EffectServiceServicer):
             raise malformed("result_json", f"is not JSON of at most {MAX_RESULT_BYTES} bytes")
         view = await self._table.find(effect)
         if view is None or view.token != request.token:
-            raise malformed("token", "no effect was begun with it")
+            raise malformed("token", "no effect was begun with this token")
         await self._table.end(effect, token=request.token, result=request.result_json)
         view = await self._table.find(effect) or view
         return pb.EndEffectResponse(effect=_message(request, attempt, view))

@@ -52,4 +52,4 @@ def _cancels(request: pb.NotifyRequest) -> Iterator[CancelHint]:
 
 def _check_length(field: str, entries: Sequence[object], maximum: int) -> None:
     if len(entries) > maximum:
-        raise malformed(field, f"has {len(entries)} entries, allowed are at maximum {maximum}")
+        raise malformed(field, f"has {len(entries)} entries, at most {maximum} are allowed")

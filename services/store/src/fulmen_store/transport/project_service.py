@@ -145,7 +145,7 @@ class ProjectService(project_service_pb2_grpc.ProjectServiceServicer):
             _visible(draft.project)
         caller = current_caller()
         if caller.role is Role.SERVICE and draft.role != pb.TOKEN_ROLE_ENGINE:
-            raise PermissionDenied("A service issues tokens for engines of runs alone.", role=caller.role)
+            raise PermissionDenied("A service token can issue tokens only for engines of runs.", role=caller.role)
         self._tokens.check(draft)
         if draft.project != ALL_PROJECTS:
             await self._projects.get(draft.project)

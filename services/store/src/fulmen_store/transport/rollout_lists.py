@@ -172,7 +172,7 @@ def _limit_s(limit: Duration) -> float:
         return MAX_LIMIT_S
     limit_s = limit.seconds + limit.nanos / 1e9
     if not 0 < limit_s <= MAX_LIMIT_S:
-        raise malformed("time_limit", f"is {limit_s:g} s, allowed are above 0 s to {MAX_LIMIT_S:g} s")
+        raise malformed("time_limit", f"is {limit_s:g} s, must be greater than 0 s and at most {MAX_LIMIT_S:g} s")
     return limit_s
 
 

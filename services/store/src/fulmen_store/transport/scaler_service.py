@@ -94,7 +94,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Returns the number of wanted slots."""
         query = await self._query("GetMetrics", request.scaledObjectRef, context)
         if request.metricName and not request.metricName.endswith(METRIC):
-            raise malformed("metricName", f"there is only {METRIC}")
+            raise malformed("metricName", f"the only metric is {METRIC}")
         demand, _ = await self._demand.demand(query)
         value = pb.MetricValue(metricName=METRIC, metricValue=demand.slots, metricValueFloat=demand.slots)
         return pb.GetMetricsResponse(metricValues=[value])

@@ -322,7 +322,7 @@ def add_trace_service(ingest: OtlpIngest, server: grpc.aio.Server) -> None:
 
 def _write_problem(new: NewChunk) -> str:
     if not is_own_attempt(new.project, new.chunk.rollout_id, new.chunk.attempt):
-        return "an attempt key writes its own attempt only"
+        return "an attempt key can only write spans of its own attempt"
     caller = current_caller()
     return "" if caller.role in MAY_RECORD_MODEL_CALLS else content_problem(new.chunk, own=caller.attempt)
 

@@ -122,7 +122,7 @@ def periods_of(
         raise malformed("end_time", "is not after start_time")
     if last - begin > MAX_PERIODS:
         text = (
-            f"is {last - begin} periods before end_time, allowed are {MAX_PERIODS}. Ask for days, or for a later start"
+            f"is {last - begin} periods before end_time, allowed are {MAX_PERIODS}. Use days, or a later start"
         )
         raise malformed("start_time", text)
     return Periods(start=first + begin * length, length=length, count=last - begin)

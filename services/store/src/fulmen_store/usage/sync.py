@@ -73,7 +73,7 @@ def _problems(report: UsageReport) -> Iterator[Violation]:
     if not _INSTANCE.fullmatch(report.instance_id):
         yield _violation("instance_id", "is not 1 to 64 of [A-Za-z0-9-]")
     if (report.entries or report.spend) and not 1 <= report.sequence <= MAX_SEQUENCE:
-        yield _violation("sequence", "is needed with usage, from 1 on")
+        yield _violation("sequence", "is required with usage, from 1")
     if len(report.entries) > MAX_ENTRIES:
         yield _violation("usage", f"has more than {MAX_ENTRIES} entries")
     yield from _spend_problems(report.spend)
@@ -83,7 +83,7 @@ def _problems(report: UsageReport) -> Iterator[Violation]:
         yield _violation("slot", "is out of range")
     for index, entry in enumerate(report.entries[:MAX_ENTRIES]):
         if not 1 <= len(entry.model) <= MAX_MODEL or "\0" in entry.model:
-            yield _violation(f"usage[{index}].model", f"has not 1 to {MAX_MODEL} characters")
+            yield _violation(f"usage[{index}].model", f"does not have 1 to {MAX_MODEL} characters")
         if len(entry.backend) > MAX_BACKEND or "\0" in entry.backend:
             yield _violation(f"usage[{index}].backend", f"has more than {MAX_BACKEND} characters")
         if not all(0 <= count <= MAX_COUNT for count in entry.counts):

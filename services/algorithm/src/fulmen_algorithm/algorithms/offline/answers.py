@@ -121,8 +121,8 @@ async def answers_of(ctx: RunContext, groups: Sequence[FinishedGroup], *, token_
 
     answers, again = await asyncio.to_thread(made)
     if not ctx.progress.step and by_name:
-        how = f" {again} of them were tokenised again, because the policy has another tokenizer." if again else ""
-        ctx.notify("info", f"{len(answers)} of {len(by_name)} stored rollouts can be learned from.{how}")
+        how = f" {again} of them were tokenised again, because the policy has a different tokenizer." if again else ""
+        ctx.notify("info", f"{len(answers)} of {len(by_name)} stored rollouts can be trained on.{how}")
     return answers
 
 
@@ -161,7 +161,7 @@ async def pairs_of(ctx: RunContext, *, token_budget: int, pairs_per_group: int, 
     pairs = [*await preferred_pairs(ctx, token_budget=token_budget), *stored]
     if not pairs:
         raise RunFailed(
-            f"There is no pair to learn from: in none of {len(groups)} stored groups do the rewards of two usable "
+            f"There is no pair to train on: in none of {len(groups)} stored groups do the rewards of two usable "
             f"rollouts differ by min_gap ({min_gap:g})."
         )
     if groups and not ctx.progress.step:

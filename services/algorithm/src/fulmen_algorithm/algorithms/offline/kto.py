@@ -50,7 +50,7 @@ class KtoSettings(AnswerSettings):
     @model_validator(mode="after")
     def _prompts_have_other_answers(self) -> Self:
         if self.batch_size < 2:
-            raise ValueError("batch_size: must be 2 or more, because a prompt is measured with the answer of another")
+            raise ValueError("batch_size: must be 2 or more, because each prompt is also measured with the answer to another prompt")
         return self
 
 
@@ -115,7 +115,7 @@ class Kto:
         if not 0 < good < len(answers):
             raise RunFailed(
                 f"{good} of {len(answers)} usable answers have a reward of {settings.threshold:g} or more (threshold); "
-                "there must be some on both sides."
+                "there must be some above and some below."
             )
         ctx.recorder.result(desirable=float(good), undesirable=float(len(answers) - good))
         return answers

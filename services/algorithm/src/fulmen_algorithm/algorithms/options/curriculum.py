@@ -162,7 +162,7 @@ class TaskOrder:
             for group in await self._ctx.rollouts.of_run(name):
                 self._learn(curriculum, group, epoch=BEFORE)
             share = len(curriculum.known) / len(curriculum.tasks)
-            self._ctx.notify("info", f"The rollouts of {curriculum.settings.run} tell of {share:.0%} of the tasks.")
+            self._ctx.notify("info", f"The rollouts of {curriculum.settings.run} cover {share:.0%} of the tasks.")
             self._ctx.recorder.remember(**{MEMORY: curriculum.dumped()})
 
     async def submit_next(self, *, size: int, count: int) -> None:

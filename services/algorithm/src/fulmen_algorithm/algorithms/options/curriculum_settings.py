@@ -43,7 +43,7 @@ class DifficultyCurriculum(Strict):
     @model_validator(mode="after")
     def _rewards_in_order(self) -> "DifficultyCurriculum":
         if self.failed >= self.solved:
-            raise ValueError("failed must be below solved")
+            raise ValueError("failed must be less than solved")
         return self
 
     def success(self, reward: float) -> float:

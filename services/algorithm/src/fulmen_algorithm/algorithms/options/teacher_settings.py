@@ -64,10 +64,10 @@ def teacher_conflict(teacher: TeacherSettings, scoring: ScoringSettings, tempera
     """Returns every reason why a run cannot have the teacher; empty if it can."""
     advantage = scoring.advantage.kind
     if isinstance(teacher, NoTeacher):
-        return "advantage: none leaves nothing to learn from: set a teacher" if advantage == "none" else ""
+        return "advantage: none leaves no training signal: set a teacher" if advantage == "none" else ""
     found = []
     if advantage == "gae":
-        found.append("teacher: gae computes advantages from rewards in the trainer, where no teacher is")
+        found.append("teacher: gae computes advantages from rewards in the trainer, which has no teacher")
     if isinstance(teacher, ServedTeacher) and temperature != 1.0:
         found.append("teacher: engines score tokens at temperature 1, so temperature must be 1 with kind model")
     return "; ".join(found)

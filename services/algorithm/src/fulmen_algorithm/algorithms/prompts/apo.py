@@ -26,7 +26,7 @@ from fulmen_algorithm.rollouts.groups import Mode
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
 
-PARAPHRASED = "The same in other words."
+PARAPHRASED = "Paraphrase."
 
 
 class Apo:

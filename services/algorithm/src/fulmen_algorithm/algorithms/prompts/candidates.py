@@ -61,11 +61,11 @@ def flaw(text: str, *, first: str, others: Mapping[str, str], max_chars: int) ->
     """
     wanted, found = placeholders(first), placeholders(text)
     if not text.strip():
-        return "the editor gave no prompt"
+        return "the editor returned no prompt"
     if len(text) > max_chars:
         return f"it has {len(text)} characters, more than max_prompt_chars ({max_chars})"
     if missing := wanted - found:
-        return f"the placeholder {', '.join(sorted(missing))} is gone"
+        return f"the placeholder {', '.join(sorted(missing))} is missing"
     if new := found - wanted:
         return f"unknown placeholder {', '.join(sorted(new))}"
     if wanted and _formats(first) and not _formats(text):

@@ -26,7 +26,7 @@ from fulmen_algorithm.rollouts.groups import FinishedGroup, Mode
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry
 from fulmen_algorithm.runs.context import RunContext
 
-REFLECTED = "Of reflection on its traces."
+REFLECTED = "From reflection on its traces."
 MERGED = "Merged with {other}."
 
 
@@ -168,7 +168,7 @@ class _Search(PromptSearch[GepaSettings]):
         new, old = (pareto.mean([pair[side] for pair in pairs]) for side in (0, 1))
         if pairs and (new > old or (proposal.merged and new == old)):
             return ""
-        return f"its mean reward on {len(pairs)} tasks is {new:g}, that of the prompt before {old:g}"
+        return f"its mean reward on {len(pairs)} tasks is {new:g}, of the previous prompt {old:g}"
 
     async def _examples(self, tasks: Sequence[int], groups: Sequence[FinishedGroup]) -> list[Example]:
         found = await self._ctx.rollouts.trajectories(groups)

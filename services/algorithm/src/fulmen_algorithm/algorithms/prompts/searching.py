@@ -153,7 +153,7 @@ class PromptSearch(Generic[Settings]):
         ctx.recorder.remember(**{MEMORY: state.as_memory()})
         self._show(best=best)
         changed = (
-            "No better prompt was found; the first one stays." if best == FIRST else f"The best prompt is {version}."
+            "No better prompt was found; the first one is kept." if best == FIRST else f"The best prompt is {version}."
         )
         ctx.notify("info", f"{changed} {f'The search ended because {state.over}.' if state.over else ''}".strip())
 

@@ -87,19 +87,19 @@ def plan_text(parts: Sequence[Part], gpus: Mapping[int, Gpu]) -> str:
 def sharing_text(found: Mapping[int, Sequence[str]]) -> str:
     """Returns which GPUs are shared as a sentence."""
     each = "; ".join(f"{gpu} by {', '.join(names)}" for gpu, names in found.items())
-    return f"There are not enough GPUs for all, so some are shared: {each}."
+    return f"There are not enough GPUs, so some are shared: {each}."
 
 
 def _problems(part: Part, gpus: Mapping[int, Gpu]) -> Iterator[str]:
     if part.count > len(gpus):
-        yield f"{part.name}: {part.count} GPUs are needed, and there are {len(gpus)}"
+        yield f"{part.name}: {part.count} GPUs are needed, but there are {len(gpus)}"
     unknown = [gpu for gpu in part.gpus if gpu not in gpus]
     if unknown:
-        yield f"{part.name}: GPU {_listed(unknown)} is named, and there are {_listed(sorted(gpus))}"
+        yield f"{part.name}: GPU {_listed(unknown)} is named, but the GPUs are {_listed(sorted(gpus))}"
     if twice := sorted(gpu for gpu, times in Counter(part.gpus).items() if times > 1):
-        yield f"{part.name}: GPU {_listed(twice)} is named twice, and two of its processes cannot share one"
+        yield f"{part.name}: GPU {_listed(twice)} is named twice, but two of its processes cannot share one"
     if part.gpus and len(part.gpus) != part.count:
-        yield f"{part.name}: {part.count} GPUs are needed, and {len(part.gpus)} are named"
+        yield f"{part.name}: {part.count} GPUs are needed, but {len(part.gpus)} are named"
 
 
 def _are_together(part: Part, other: Part) -> bool:
@@ -112,7 +112,7 @@ def _problems_of_processes(parts: Sequence[Part], gpus: Mapping[int, Gpu]) -> It
         count = sum(part.count for part in theirs)
         if len(theirs) > 1 and count > len(gpus) >= max(part.count for part in theirs):
             names = " and ".join(part.name for part in theirs)
-            yield f"{names}: {count} GPUs are needed, and there are {len(gpus)}"
+            yield f"{names}: {count} GPUs are needed, but there are {len(gpus)}"
 
 
 def _overfull(parts: Sequence[Part], held: Mapping[str, Sequence[Part]]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _overfull(parts: Sequence[Part], held: Mapping[str, Sequence[Part]]) -> Iter
         if gpu in mine and is_full:
             names = ", ".join(f"{name} ({share:g})" if share else name for name, share in users)
             yield (
-                f"GPU {gpu} is for {names}, which together is more than its memory: name other GPUs, or lower"
+                f"GPU {gpu} is for {names}, which together need more than its memory: name other GPUs, or lower"
                 " gpu_memory_utilization"
             )
 

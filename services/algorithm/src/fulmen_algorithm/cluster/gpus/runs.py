@@ -17,7 +17,7 @@ _TRAINER = "the trainer"
 NONE_NEEDED = "No GPUs of the service's machine are needed."
 NONE_USED = "No GPUs are used (FULMEN_ALGORITHM_DEVICE)."
 UNKNOWN = (
-    "The GPUs of this machine cannot be told (nvidia-smi does not answer), so trainer and engines all see all of them."
+    "The GPUs of this machine are unknown (nvidia-smi does not answer), so trainer and engines all see all of them."
 )
 
 
@@ -109,14 +109,14 @@ class RunGpus:
 
     def _without_gpus(self, settings: RunSettings, parts: Sequence[Part]) -> str:
         why = (
-            "cannot be told (nvidia-smi does not answer)"
+            "are unknown (nvidia-smi does not answer)"
             if self._has_gpus
             else "are not used (FULMEN_ALGORITHM_DEVICE)"
         )
-        named = [f"{part.name}: GPUs are named, and those of this machine {why}" for part in parts if part.gpus]
+        named = [f"{part.name}: GPUs are named, but the GPUs of this machine {why}" for part in parts if part.gpus]
         if isinstance(settings, AlgorithmSettings) and not (self._has_gpus and settings.cluster not in _HERE):
             asked = [model for model, gpus in settings.parallel.beside.items() if gpus == OWN]
-            named += [f"the {model}: GPUs of its own are asked for, and those of this machine {why}" for model in asked]
+            named += [f"the {model}: GPUs of its own are requested, but the GPUs of this machine {why}" for model in asked]
         if named:
             raise PlacementRefused(named)
         return UNKNOWN if self._has_gpus and parts else ""

@@ -87,7 +87,7 @@ class KubernetesLauncher:
                 usable = usable_nodes(nodes, self._settings)
                 if not usable:
                     why = (
-                        f"none of {len(nodes)} nodes has the labels of node_selector, and no taint but those tolerated"
+                        f"none of {len(nodes)} nodes has the labels of node_selector and only tolerated taints"
                     )
                     raise PlacementRefused([why])
                 return room_of(usable, await _requested(cluster), self._settings)

@@ -75,13 +75,13 @@ def prepare_adapters(model: nn.Module, adapters: Mapping[str, Path], sha256: str
         for name, raw in weights.tensors.items():
             own = _own_name(name, adapter)
             if own not in present or tuple(present[own].shape) != raw.shape:
-                raise WeightsRejected(f"{name!r} is not of an adapter that this engine has.", param="adapters")
+                raise WeightsRejected(f"{name!r} does not belong to an adapter of this engine.", param="adapters")
             found[own] = tensor_of(raw, present[own].dtype)
         size += weights.size_bytes
     if missing := sorted(set(present) - set(found)):
         raise WeightsRejected(f"{len(missing)} weights are missing, the first is {missing[0]!r}.", param="adapters")
     if sha256 and combined_digest(digests) != sha256:
-        raise WeightsRejected("The adapters have not the checksum that was named.", param="sha256")
+        raise WeightsRejected("The checksum of the adapters does not match.", param="sha256")
     return Prepared(tensors=found, served=None, size_bytes=size)
 
 

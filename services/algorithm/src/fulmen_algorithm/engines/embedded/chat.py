@@ -56,8 +56,8 @@ class ChatRenderer:
         wanted = request.sampling.max_tokens if request.max_tokens_given else 1
         if len(ids) + wanted > self.max_model_tokens:
             raise InvalidRequest(
-                f"The model takes {self.max_model_tokens} tokens; the prompt has {len(ids)} and {wanted} more were "
-                "asked for.",
+                f"The model accepts {self.max_model_tokens} tokens; the prompt has {len(ids)} and {wanted} more were "
+                "requested.",
                 param="messages",
                 code="context_length_exceeded",
             )

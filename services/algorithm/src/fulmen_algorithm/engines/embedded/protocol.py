@@ -201,7 +201,7 @@ def parse_chat_request(body: object) -> ChatRequest:
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     if body.get("n") not in (None, 1):
-        raise InvalidRequest("n must be 1: this engine gives one choice per request.", param="n")
+        raise InvalidRequest("n must be 1: this engine returns one choice per request.", param="n")
     if body.get("top_logprobs"):
         raise InvalidRequest("top_logprobs is not supported.", param="top_logprobs")
     for name in ("frequency_penalty", "presence_penalty"):
@@ -232,7 +232,7 @@ def _message(value: object, index: int) -> Mapping[str, Any]:
         texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
         strings = [text for text in texts if isinstance(text, str)]
         if len(strings) != len(content):
-            raise InvalidRequest(f"{where}.content may hold text parts only.", param=where)
+            raise InvalidRequest(f"{where}.content may contain only text parts.", param=where)
         content = "".join(strings)
     if content is not None and not isinstance(content, str):
         raise InvalidRequest(f"{where}.content must be a string, a list of text parts or null.", param=where)
@@ -267,7 +267,7 @@ def _stop(value: object) -> tuple[str, ...]:
     if not isinstance(stops, Sequence) or not all(isinstance(s, str) and s for s in stops):
         raise InvalidRequest("stop must be a non-empty string or a list of them.", param="stop")
     if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings.", param="stop")
+        raise InvalidRequest(f"stop may have at most {MAX_STOP_STRINGS} strings.", param="stop")
     return tuple(stops)
 
 
@@ -284,7 +284,7 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def _top_p(body: Mapping[str, Any]) -> float:
     top_p = _number(body, "top_p", default=1.0, low=0.0, high=1.0)
     if top_p == 0.0:
-        raise InvalidRequest("top_p must be above 0.", param="top_p")
+        raise InvalidRequest("top_p must be greater than 0.", param="top_p")
     return top_p
 
 

@@ -34,7 +34,7 @@ class RoutingTape:
         """
         self._blocks = expert_blocks(model)
         if not self._blocks:
-            raise RoutesUnknown("router_replay: the model is no mixture of experts.")
+            raise RoutesUnknown("router_replay: the model is not a mixture of experts.")
         self._wide = max(block.count for block in self._blocks) > _ONE_BYTE
         self._chosen: dict[int, Tensor] = {}
         self._pads: Sequence[int] | None = None

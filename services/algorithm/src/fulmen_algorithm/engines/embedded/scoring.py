@@ -48,7 +48,7 @@ def parse_score_request(body: object, *, max_model_tokens: int, vocabulary: int)
     if not isinstance(model, str) or not model:
         raise InvalidRequest("model must be a non-empty string.", param="model")
     if body.get("prompt_logprobs") not in (0, 1) or isinstance(body.get("prompt_logprobs"), bool):
-        raise InvalidRequest("This engine completes chats alone; here it scores: prompt_logprobs must be 0 or 1.",
+        raise InvalidRequest("This engine supports completions only for scoring: prompt_logprobs must be 0 or 1.",
                              param="prompt_logprobs")  # fmt: skip
     if body.get("max_tokens") != MAX_TOKENS or body.get("stream") or body.get("echo"):
         raise InvalidRequest("max_tokens must be 1, without stream and echo: nothing is sampled.", param="max_tokens")
@@ -56,7 +56,7 @@ def parse_score_request(body: object, *, max_model_tokens: int, vocabulary: int)
         raise InvalidRequest("prompt must be a non-empty list of token ids.", param="prompt")
     if len(ids) + MAX_TOKENS > max_model_tokens:
         raise InvalidRequest(
-            f"The model takes {max_model_tokens} tokens; the prompt has {len(ids)} and {MAX_TOKENS} more was asked for.",
+            f"The model accepts {max_model_tokens} tokens; the prompt has {len(ids)} and {MAX_TOKENS} more was requested.",
             param="prompt",
             code="context_length_exceeded",
         )

@@ -86,7 +86,7 @@ def prepare_full(model: nn.Module, folder: Path, sha256: str = "") -> Prepared:
     except (TensorFileDamaged, OSError) as error:
         raise WeightsRejected(f"The weights cannot be read: {error}", param="path") from error
     if sha256 and served.sha256 != sha256:
-        raise WeightsRejected("The weights have not the checksum that was named.", param="sha256")
+        raise WeightsRejected("The checksum of the weights does not match.", param="sha256")
     state = model.state_dict()
     expected = published_tensors(model)
     found = weights.tensors
@@ -121,7 +121,7 @@ def prepare_delta(model: nn.Module, served: Served, folder: Path, sha256: str = 
     except (DeltaDamaged, OSError) as error:
         raise WeightsRejected(f"The delta cannot be read: {error}", param="path") from error
     if sha256 and new.sha256() != sha256:
-        raise WeightsRejected("The delta does not give the weights that were named.", param="sha256")
+        raise WeightsRejected("The delta does not produce the requested weights.", param="sha256")
     changed = [name for name in present if new.digests[name] != served.digests[name]]
     return Prepared(
         tensors={name: tensor_of(new.tensors[name], present[name].dtype) for name in changed},

@@ -72,7 +72,7 @@ def _demonstration(value: Any) -> Demonstration:
     messages = value["messages"]
     _check_messages(messages, "")
     if not any(m["role"] == "assistant" for m in messages):
-        raise ValueError("has no message of the assistant")
+        raise ValueError("has no message with the role assistant")
     return Demonstration(messages=messages, tools=_tools(value))
 
 
@@ -85,7 +85,7 @@ def _preference(value: Any) -> Preference:
     for name, part in parts.items():
         _check_messages(part, f"{name}: ")
         if name != "prompt" and not any(m["role"] == "assistant" for m in part):
-            raise ValueError(f"{name}: has no message of the assistant")
+            raise ValueError(f"{name}: has no message with the role assistant")
     if parts["chosen"] == parts["rejected"]:
         raise ValueError("`chosen` and `rejected` are the same")
     return Preference(**parts, tools=_tools(value))

@@ -58,13 +58,13 @@ def doubts(given: AlgorithmSettings, model: ModelFacts, *, device: str = "cpu") 
         ratio = given.learning_rate / usual
         if ratio > FASTEST:
             yield (
-                f"learning_rate is {given.learning_rate:g}, {ratio:.0f} times the default for {model} ({usual:g}): such"
-                " steps may destroy what the model can do."
+                f"learning_rate is {given.learning_rate:g}, {ratio:.0f} times the default for {model} ({usual:g}): "
+                "such steps may destroy the model's abilities."
             )
         elif ratio < SLOWEST:
             yield (
                 f"learning_rate is {given.learning_rate:g}, {1 / ratio:.0f} times less than the default for {model}"
-                f" ({usual:g}): hardly anything may be learned."
+                f" ({usual:g}): the run may learn hardly anything."
             )
     if model.is_large and given.engine.kind == "embedded" and given.samples:
         yield f'The embedded engine is for small models, and slow for {model}: use engine = {{ kind = "vllm" }}.'

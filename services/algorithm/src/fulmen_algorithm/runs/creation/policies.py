@@ -64,6 +64,6 @@ async def version_problems(policy: PolicySpec, resources: ResourceStore) -> list
         try:
             await resources.get(f"resources/policy.{policy.name}")
         except ResourceNotFound:
-            text = "has no published version: say where the first weights come from"
+            text = "has no published version: set the initial weights"
             return [Violation(field="policy", description=text)]
     return []

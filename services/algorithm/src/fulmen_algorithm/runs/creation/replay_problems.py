@@ -42,7 +42,7 @@ def model_problem(model_dir: Path) -> str:
     if not isinstance(config, Mapping) or any(_has_experts(part) for part in (config, config.get("text_config"))):
         return ""
     return (
-        f"the model ({config.get('model_type', 'of unknown type')}) is no mixture of experts: leave router_replay out"
+        f"the model ({config.get('model_type', 'of unknown type')}) is not a mixture of experts: remove router_replay"
     )
 
 

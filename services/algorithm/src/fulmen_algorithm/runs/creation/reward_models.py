@@ -42,12 +42,12 @@ async def reward_model_problems(
     except ResourceNotFound:
         return [Violation(field=FIELD, description=f"there is no {name} in the project of the run")]
     if _description(content).get("purpose") != REWARD_MODEL:
-        text = f"{name} is no reward model: the algorithm reward_model trains them"
+        text = f"{name} is not a reward model: train one with the algorithm reward_model"
         return [Violation(field=FIELD, description=text)]
     folders = (_folder(content, roots), await _policy_folder(policy, resources, roots))
     found = await asyncio.gather(*(asyncio.to_thread(_vocabulary, each, roots, project) for each in folders))
     if None not in found and found[0] != found[1]:
-        text = f"{name} has another tokenizer than the policy, whose tokens it is to score"
+        text = f"{name} must have the tokenizer of the policy, whose tokens it scores"
         return [Violation(field=FIELD, description=text)]
     return []
 

@@ -200,7 +200,7 @@ async def checked_with_resources(
         if not isinstance(settings.engine, ExternalEngine) and settings.engine.cluster != THIS_MACHINE:
             violations += _cluster_problems(settings.engine.cluster, rules.clusters, field="engine")
             if settings.engine.cluster in rules.joined_clusters:
-                text = f"on {settings.engine.cluster!r} are ranks alone: engines join by fulmen-weight-agent (docs/engines.md)"
+                text = f"on {settings.engine.cluster!r} are only for ranks: engines join with fulmen-weight-agent (docs/engines.md)"
                 violations.append(Violation(field="settings.engine.cluster", description=text))
         plan = await rules.gpu_plan(settings, rules.registry[draft.algorithm].trains)
         violations += [Violation(field="settings", description=problem) for problem in plan.problems]
@@ -248,7 +248,7 @@ def _engine_problems(engine: EngineSettings, rules: CreationRules, *, beside: in
     is_here = isinstance(engine, VllmEngine) and engine.cluster == THIS_MACHINE
     if is_here and rules.vllm_command and shutil.which(rules.vllm_command) is None:
         problems.append(
-            f"there is no program {rules.vllm_command!r}: install vLLM, or name it by the service's setting "
+            f"the program {rules.vllm_command!r} does not exist: install vLLM, or name it in the service's setting "
             "FULMEN_ALGORITHM_VLLM_COMMAND (docs/engines.md)"
         )
     if isinstance(engine, VllmEngine) and engine.nodes > 1 and engine.cluster not in rules.ray_clusters:
@@ -361,18 +361,18 @@ def _policy_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violat
         return []
     found = name_problems(draft.policy)
     if not entry.trains and draft.policy.origin in _FIRST_WEIGHTS:
-        text = f"{draft.algorithm} trains no weights: it serves a published version, or names no policy"
+        text = f"{draft.algorithm} trains no weights: name a published version of the policy, or no policy"
         found.append(Violation(field=f"policy.{draft.policy.origin.value}", description=text))
         return found
     found += form_problems(draft.policy)
     if draft.policy.origin is PolicyOrigin.BUILD and "bundle" not in draft.inputs:
-        found.append(Violation(field="inputs.bundle", description="is needed to build the policy"))
+        found.append(Violation(field="inputs.bundle", description="is required to build the policy"))
     return found
 
 
 def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violation]:
     found = [
-        Violation(field=f"inputs.{use}", description=f"is needed by {draft.algorithm}")
+        Violation(field=f"inputs.{use}", description=f"is required by {draft.algorithm}")
         for use in entry.needs
         if use not in draft.inputs
     ]
@@ -380,7 +380,7 @@ def _input_problems(draft: RunDraft, entry: AlgorithmEntry[Any]) -> list[Violati
         text = f"{draft.algorithm} needs one of: {', '.join(entry.any_of)}"
         found.append(Violation(field=f"inputs.{entry.any_of[0]}", description=text))
     if "validation_tasks" in draft.inputs and not {"agent"} & {*draft.inputs, *entry.needs}:
-        found.append(Violation(field="inputs.agent", description="is needed to validate"))
+        found.append(Violation(field="inputs.agent", description="is required to validate"))
     for use, name in sorted(draft.inputs.items()):
         if use not in entry.inputs:
             found.append(Violation(field=f"inputs.{use}", description=f"is not used by {draft.algorithm}"))

@@ -107,6 +107,6 @@ def _stage_problems(drafts: Sequence[RunDraft], names: Sequence[str]) -> list[Vi
         if names[index + 1] in names[: index + 1]:
             found.append(Violation(field=f"next_stages[{index}].name", description="is the name of an earlier stage"))
         if draft.project != drafts[0].project:
-            text = f"must be {drafts[0].project}, that of the run"
+            text = f"must be {drafts[0].project}, the project of the run"
             found.append(Violation(field=f"next_stages[{index}].project", description=text))
     return found

@@ -193,4 +193,4 @@ def _walk(folder: Path) -> Iterator[str]:
 
 
 def _none(path: str) -> OSError:
-    return FileNotFoundError(errno.ENOENT, f"{path} is no file of the present call")
+    return FileNotFoundError(errno.ENOENT, f"{path} is not a file of the current call")

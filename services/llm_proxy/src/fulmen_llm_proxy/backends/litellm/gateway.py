@@ -160,7 +160,7 @@ class Gateway:
                     if pause_s <= WAITED_PAUSE_S:
                         self._settled.clear()
                     else:
-                        self._settle(GatewayDown("litellm_ended", "is called by a process that ends again and again"))
+                        self._settle(GatewayDown("litellm_ended", "is called by a process that keeps ending"))
                     await self._close()
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
@@ -278,7 +278,7 @@ class Gateway:
 
 
 def _not_made(error: OSError) -> GatewayDown:
-    return GatewayDown("litellm_failed", f"needs a process, which cannot be made ({type(error).__name__})")
+    return GatewayDown("litellm_failed", f"needs a process, which cannot be started ({type(error).__name__})")
 
 
 def _refused(said: Mapping[str, object]) -> GatewayDown:
@@ -286,7 +286,7 @@ def _refused(said: Mapping[str, object]) -> GatewayDown:
     text = str(said.get("text", ""))
     if said.get("kind") == NOT_INSTALLED:
         _log.error("litellm_not_installed", reason=text)
-        return GatewayDown(NOT_INSTALLED, f"needs LiteLLM, which its environment does not have: {REMEDY}")
+        return GatewayDown(NOT_INSTALLED, f"needs LiteLLM, which is missing in its environment: {REMEDY}")
     if said:
         return GatewayDown(str(said.get("kind", "litellm_failed")), f"cannot be called: {text}")
     return GatewayDown("litellm_failed", "needs a process with LiteLLM, which ended or did not serve in time")

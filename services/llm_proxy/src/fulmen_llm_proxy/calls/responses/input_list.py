@@ -45,7 +45,7 @@ def input_list(newest: KeptResponse, earlier: Sequence[KeptResponse], query: Map
     if after:
         start = next((place for place, item in enumerate(items, 1) if item["id"] == after), -1)
         if start < 0:
-            problems.append(Violation(field="after", description="is no item of the list"))
+            problems.append(Violation(field="after", description="is not an item of the list"))
     if problems:
         raise ArgumentInvalid("The request is malformed.", violations=problems)
     page = items[start : start + int(limit)]

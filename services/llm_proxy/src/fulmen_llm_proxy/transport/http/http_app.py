@@ -152,7 +152,7 @@ class HttpApp:
         if methods is None:
             raise Refused(404, "path_not_found", f"Path {name[:200]} not found. Served: {SERVED}.")
         if scope["method"] not in methods:
-            raise Refused(405, "method_not_allowed", f"{name[:200]} allows {' and '.join(methods)} only.")
+            raise Refused(405, "method_not_allowed", f"{name[:200]} allows only {' and '.join(methods)}.")
         if name in BY_PATH or name.startswith(_OF_CALLERS) or self._passed_on.methods(name):
             await self._serve(path, scope, receive, send)
         elif name == "/healthz":

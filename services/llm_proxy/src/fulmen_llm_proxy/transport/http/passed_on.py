@@ -117,7 +117,7 @@ class PassedOn:
         backend = self._tables.current.backends.get(backend_id)
         if backend is None:
             name = f"backends/{backend_id}"
-            raise BackendNotFound(f"Backend {name}, to which {prefix} is passed on, not found.", backend=name)
+            raise BackendNotFound(f"Backend {name}, to which {prefix} is forwarded, not found.", backend=name)
         return backend
 
 

@@ -199,8 +199,9 @@ def _require_program(program: str, cwd: Path, *, has_bundle: bool) -> None:
         return
     folder = "agent's bundle" if has_bundle else "attempt's empty folder, as the agent has no bundle"
     raise AgentFailed(
-        f"command {program!r} cannot be started: No such file or directory. The path is relative to the {folder}; a bundle "
-        "takes no virtual environment. Name the agent's packages with `requirements` or `venv`, or a program on the runner's "
+        f"command {program!r} cannot be started: No such file or directory. The path is relative to the {folder}; a "
+        "bundle does not include a virtual environment. Name the agent's packages with `requirements` or `venv`, or a"
+        " program on the runner's "
         "PATH, or by its absolute path on the runner."
     )
 

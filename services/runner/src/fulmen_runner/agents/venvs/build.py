@@ -173,7 +173,7 @@ class VenvBuilder:
 
     def _too_large(self) -> AgentFailed:
         return AgentFailed(
-            f"requirements of the agent take more than {self.venv_bytes} bytes (FULMEN_RUNNER_VENV_BYTES)"
+            f"requirements of the agent need more than {self.venv_bytes} bytes (FULMEN_RUNNER_VENV_BYTES)"
         )
 
     async def _run(

@@ -129,7 +129,7 @@ class VenvCache:
                 _log.info("venv_evicted", venv=name, size_bytes=sizes[name])
         if total_bytes + needed_bytes > self.limit_bytes:
             raise HostUnavailable(
-                f"runner has no room for a virtual environment of {needed_bytes} bytes: {total_bytes} of {self.limit_bytes} "
+                f"runner has no space for a virtual environment of {needed_bytes} bytes: {total_bytes} of {self.limit_bytes} "
                 "bytes (FULMEN_RUNNER_VENVS_BYTES) are in use"
             )
         self._size_bytes = total_bytes + needed_bytes
@@ -194,8 +194,8 @@ class VenvCache:
             or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise HostUnavailable(
-                f"folder {self.folder} of virtual environments must be a folder that the runner's user owns and nobody else "
-                "may write (FULMEN_RUNNER_VENVS_DIR)"
+                f"folder {self.folder} of virtual environments must be a folder that the runner's user owns and no one"
+                " else can write (FULMEN_RUNNER_VENVS_DIR)"
             )
 
     def _names(self) -> Iterator[str]:

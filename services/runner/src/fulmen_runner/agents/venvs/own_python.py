@@ -99,7 +99,7 @@ def built_venv(folder: Path, modules: ModulePaths) -> Venv:
 
 
 def _found(path: Path, modules: ModulePaths) -> Venv:
-    hint = "Runners on other machines do not have it: give `requirements` instead, or require a label of those that do"
+    hint = "Runners on other machines do not have it: give `requirements` instead, or require a label of runners that do"
     try:
         with (path / CONFIGURATION).open("rb") as file:
             text = file.read(_MAX_CONFIGURATION_BYTES).decode(errors="replace")
@@ -120,7 +120,7 @@ def _found(path: Path, modules: ModulePaths) -> Venv:
     )
     if not os.access(venv.python, os.X_OK):
         raise AgentFailed(
-            f"virtual environment {path} has no working bin/python: the Python that it is made of was removed"
+            f"virtual environment {path} has no working bin/python: the Python from which it was made was removed"
         )
     return venv
 

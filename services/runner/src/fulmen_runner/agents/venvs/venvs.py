@@ -84,7 +84,7 @@ class Venvs:
             return HeldVenv(venv=venv, held=None)
         if not self.cache.limit_bytes:
             raise AgentFailed(
-                "agent has requirements, and this runner installs none (FULMEN_RUNNER_VENVS_BYTES=0). Require a label of "
+                "agent has requirements, but this runner does not install any (FULMEN_RUNNER_VENVS_BYTES=0). Require a label of "
                 "runners that do, or use a container"
             )
         requirements = await asyncio.to_thread(requirements_of, source.requirements, bundle)
@@ -148,14 +148,14 @@ class VenvMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics."""
         had = CounterMetricFamily(
-            "fulmen_runner_venvs", "Virtual environments of requirements, by how they were had.", labels=["how"]
+            "fulmen_runner_venvs", "Virtual environments of requirements, by how they were obtained.", labels=["how"]
         )
         for how in ("built", "failed", "reused"):
             had.add_metric([how], self._venvs.counts[how])
         yield had
         cache = self._venvs.cache
         yield CounterMetricFamily(
-            "fulmen_runner_venvs_evicted", "Virtual environments deleted for others.", value=cache.evicted_count
+            "fulmen_runner_venvs_evicted", "Virtual environments deleted to make space for others.", value=cache.evicted_count
         )
         yield GaugeMetricFamily(
             "fulmen_runner_venvs_bytes", "Size of the virtual environments at the last build.", value=cache.size_bytes

@@ -200,7 +200,7 @@ def _unpacked(body: bytes, limit_bytes: int) -> bytes:
         size_bytes += len(part)
         if size_bytes > limit_bytes:
             raise MessageTooLarge(
-                f"The unpacked body is over the limit of {limit_bytes} bytes.", limit_bytes=limit_bytes
+                f"The unpacked body exceeds the limit of {limit_bytes} bytes.", limit_bytes=limit_bytes
             )
         if not unpacker.eof:
             raise ArgumentInvalid("The gzip body is truncated.")

@@ -83,9 +83,9 @@ def _response(split: SplitExport, *, unknown: int, late: int) -> trace_service_p
         text
         for count, text in (
             (homeless, f"{homeless} spans name no attempt by the attributes fulmen.rollout and fulmen.attempt."),
-            (foreign, f"{foreign} spans name another attempt than that of the key."),
+            (foreign, f"{foreign} spans name an attempt other than the key's."),
             (unknown, f"{unknown} spans are of rollouts that do not exist."),
-            (late, f"{late} spans came after the end of their attempt and the grace for its key."),
+            (late, f"{late} spans arrived after the end of their attempt and the grace period of its key."),
             (oversized, f"{oversized} spans are larger than 1 MiB."),
         )
         if count

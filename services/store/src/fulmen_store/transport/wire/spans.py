@@ -185,7 +185,7 @@ def content_problem(chunk: Chunk, *, own: AttemptName | None) -> str:
     if any(record.model_call for record in records):
         return "only services may record model calls"
     if own is not None and any(names_another(record, own) for record in records):
-        return "a span names another attempt than that of the key"
+        return "a span names an attempt other than the key's"
     if len(records) != chunk.span_count:
         return f"span_count is {chunk.span_count}, but there are {len(records)} spans"
     return ""

@@ -71,7 +71,7 @@ def arguments_of(
     drops = bool(options.get("drop_params"))
     unknown = sorted(body.keys() - kind.fields - {"model", "stream"})
     if unknown and not drops:
-        text = f"Not possible through LiteLLM: {', '.join(unknown)[:500]}. With `drop_params` of the backend they are left out."
+        text = f"Not possible through LiteLLM: {', '.join(unknown)[:500]}. With `drop_params` of the backend they are dropped."
         raise CallFailed(400, "unsupported_parameters", text)
     arguments = {name: value for name, value in body.items() if name in kind.fields and value is not None}
     arguments |= {"model": f"{vendor.provider}/{body.get('model', '')}", "drop_params": drops}

@@ -38,25 +38,25 @@ def failure_of(error: BaseException, call: Call, provider: str) -> CallFailed:
     if isinstance(error, CallFailed):
         return error
     if call.led_elsewhere:
-        text = f"Only {provider} itself is reached: send images and files in the request, as data URLs."
+        text = f"Only {provider} itself can be reached: send images and files in the request, as data URLs."
         return CallFailed(400, "address_not_fetched", text)
     if call.too_large:
-        return CallFailed(502, "answer_too_large", f"{provider} answered with more bytes than the proxy takes.")
+        return CallFailed(502, "answer_too_large", f"{provider} answered with more bytes than the proxy accepts.")
     if call.status >= 400:
         said = _message_of(document_of(call.body)) or f"{provider} answered {call.status}."
         return CallFailed(call.status, "vendor_refused", _masked(said, call.key)[:MAX_MESSAGE])
     if isinstance(error, litellm.UnsupportedParamsError):
         named = _PARAMETERS.search(str(error))
         names = ", ".join(re.findall(r"\w+", (named.group(1) or named.group(2)) if named else "")) or "some"
-        text = f"{provider} does not take the parameters: {names}. With `drop_params` of the backend they are left out."
+        text = f"{provider} does not accept the parameters: {names}. With `drop_params` of the backend they are dropped."
         return CallFailed(400, "unsupported_parameters", text)
     if call.late or isinstance(error, litellm.Timeout):
         return CallFailed(504, "vendor_timeout", f"{provider} did not answer in time.")
     if call.broken or any(isinstance(each, OSError) for each in _causes(error)):
-        return CallFailed(503, "vendor_unreachable", f"{provider} cannot be reached, or broke off its answer.")
+        return CallFailed(503, "vendor_unreachable", f"{provider} cannot be reached, or interrupted its answer.")
     if call.status:
-        return CallFailed(502, "answer_not_read", f"LiteLLM cannot read what {provider} answered.")
-    text = f"LiteLLM makes no call to {provider} of this request, or with the backend's key."
+        return CallFailed(502, "answer_not_read", f"LiteLLM cannot read the answer of {provider}.")
+    text = f"LiteLLM cannot make a call to {provider} from this request, or with the backend's key."
     return CallFailed(400, "not_expressible", text)
 
 

@@ -59,11 +59,11 @@ def _prepared(config: Mapping[str, Any]) -> Any:
 
     vendor = Vendor(**config["vendor"])
     if vendor.provider not in {getattr(each, "value", each) for each in litellm.provider_list}:
-        raise ValueError(f"LiteLLM knows no vendor {vendor.provider!r}")
+        raise ValueError(f"LiteLLM does not know the vendor {vendor.provider!r}")
     session = vendor_session(egress.origins, Limits(**config["limits"]))
     AsyncHTTPHandler.create_client = lambda *_, **__: session
     if AsyncHTTPHandler().client is not session:
-        raise ValueError("this release of LiteLLM makes HTTP clients of its own; install that of tools/litellm.txt")
+        raise ValueError("this release of LiteLLM creates its own HTTP clients; install the release of tools/litellm.txt")
     litellm.aclient_session = session
     litellm.telemetry = False
     litellm.suppress_debug_info = True
