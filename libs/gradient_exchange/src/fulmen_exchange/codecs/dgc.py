@@ -31,11 +31,11 @@ class DgcSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent after the warm-up; 1 to 4096, default 100.
-        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
-            ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
+        ratio_down: The same for the sum that is sent back, reached when `ratio` is; the rest stays at the shard. None sends
+            everything that ranks have sent, at most every element in bfloat16; 1 to 4096, default None.
         min_threshold: Magnitude below which an element is not sent, whatever the ratio, until a flush; default 0, for none.
-        residual: Type of what stays on the rank, and of its momentum; `bfloat16` takes half the memory, is rounded at random without
-            bias, and takes some time; default `float32`.
+        residual: Number format of the residual on the rank, and of its momentum; `bfloat16` needs half the memory and some time, and
+            is rounded stochastically without bias; default `float32`.
         momentum: m of the momentum correction; default 0.9.
         nesterov: Whether to correct Nesterov momentum; default False.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradient is clipped before it is

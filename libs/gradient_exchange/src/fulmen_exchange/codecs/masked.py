@@ -47,16 +47,17 @@ TAILS = 6.0
 
 
 class MaskedSettings(CodecSettings):
-    """Settings of `masked`: sums whose summands no server can see; 4 bytes for each element, as without a codec.
+    """Settings of `masked`: servers see only sums, never the gradients of one rank; 4 bytes per element, as without a
+    codec.
 
     All parameters are masked, the small ones too, in all rounds. Norms of own gradients are not reported to others.
 
     Attributes:
-        limit: Largest magnitude of a rank's element, by which the step is chosen: `limit * ranks / 2^30`. What is beyond it is sent
-            later.
+        limit: Largest magnitude of a rank's element, by which the step is chosen: `limit * ranks / 2^30`. Amounts beyond it are
+            sent later.
         clip: Norm, over the square root of the number of ranks, to which each rank's gradients are clipped; 0 for none.
         noise: Standard deviation of the noise in a sum, over the largest norm of a rank's gradients (Abadi et al., CCS 2016,
-            algorithm 1); 0 for none. `fulmen_exchange.epsilon` says what it guarantees. Needs `clip`.
+            algorithm 1); 0 for none. `fulmen_exchange.epsilon` computes its guarantee. Needs `clip`.
     """
 
     uses_ring = True

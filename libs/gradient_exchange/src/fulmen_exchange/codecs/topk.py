@@ -22,11 +22,11 @@ class TopkSettings(CodecSettings):
 
     Attributes:
         ratio: Bytes of float32 per byte sent; 1 to 4096, default 100.
-        ratio_down: The same for the sum on its way back, reached when `ratio` is; the rest stays at the shard. None for all that
-            ranks have sent, at most bfloat16 of every element; 1 to 4096, default None.
+        ratio_down: The same for the sum that is sent back, reached when `ratio` is; the rest stays at the shard. None sends
+            everything that ranks have sent, at most every element in bfloat16; 1 to 4096, default None.
         min_threshold: Magnitude below which an element is not sent, whatever the ratio, until a flush; default 0, for none.
-        residual: Type of what stays on the rank, and of its momentum; `bfloat16` takes half the memory, is rounded at random without
-            bias, and takes some time; default `float32`.
+        residual: Number format of the residual on the rank, and of its momentum; `bfloat16` needs half the memory and some time, and
+            is rounded stochastically without bias; default `float32`.
         exact: Whether to sort all elements instead of a sample, which is many times slower; default False.
     """
 

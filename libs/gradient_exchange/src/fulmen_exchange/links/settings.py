@@ -18,7 +18,7 @@ class TorchLinkSettings(Strict):
     """Ranks of one cluster, over `torch.distributed`: NCCL on GPUs, Gloo on CPUs.
 
     Attributes:
-        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
+        ratio_factor: This rank's ratio divided by the run's, for ranks with different networks; only for codecs with a ratio.
     """
 
     kind: Literal["torch"] = "torch"
@@ -39,9 +39,10 @@ class GrpcLinkSettings(Strict):
     """Ranks of several sites, over shards of the sum on servers.
 
     Attributes:
-        ratio_factor: This rank's ratio over that of the run, for ranks whose lines differ; only for codecs with a ratio.
+        ratio_factor: This rank's ratio divided by the run's, for ranks with different networks; only for codecs with a ratio.
         targets: Addresses, `host:port`, one per shard; an address may repeat.
-        spares: Addresses of servers that take the place of one that is lost. They and those of `targets` store their sums in one folder.
+        spares: Addresses of servers that replace a lost one. All servers of `targets` and `spares` store their sums in one shared
+            folder.
         quorum: Share of ranks whose payloads make a sum once the straggler deadline has passed; 1 waits for all. Uncompressed
             tensors always wait for all.
         min_wait_s: Shortest straggler deadline, in seconds after the first chunk.

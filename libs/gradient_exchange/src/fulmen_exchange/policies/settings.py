@@ -38,7 +38,7 @@ class QuietSettings(Strict):
     """Compresses harder while gradients are small.
 
     Attributes:
-        below: Largest norm of the ranks' gradients below which they are; 0 for never.
+        below: Norm of the ranks' gradients below which they count as small; 0 for never.
         factor: Factor of the ratio in such a round, after the warm-up; the ratio never exceeds 4096.
     """
 
@@ -53,11 +53,11 @@ class NoRollback(Strict):
 
 
 class RollbackOnDrop(Strict):
-    """Returns to the last good codec settings (the model is not touched) when the reward falls.
+    """Returns to the last good codec settings (the model is not changed) when the reward falls.
 
     Attributes:
         drop: How far the smoothed metric may fall below its best, in its own unit.
-        window: Consecutive values below that trigger a rollback.
+        window: Consecutive values below this limit that trigger a rollback.
         smoothing: Weight of the newest value in the exponential mean.
         cool_down: Rounds for which the good settings are held; doubled by each rollback.
     """
@@ -177,7 +177,7 @@ class AutoPolicy(CommonPolicySettings):
         ratios: Candidate ratios of the sparse codec, if there is one.
         probe_rounds: Rounds per measurement; the first of several is discarded.
         measure_every: Rounds between measurements; 0 measures once.
-        measure_share: Share of that time that measuring may take.
+        measure_share: Share of the time between measurements that measuring may take.
         gain: A lossier codec must be faster by more than this share.
         overlap: Share of computing during which gradients are already being sent.
     """

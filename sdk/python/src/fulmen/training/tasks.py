@@ -31,8 +31,9 @@ def task_lines(tasks: Any, where: str) -> list[bytes]:
         where: what they are for, in errors.
 
     Raises:
-        ConfigError: if they are of another type, or a value cannot be converted to JSON. ExtraMissing: if a library
-        is not installed that reads the file. OSError: if the file cannot be read.
+        ConfigError: if they have another type, or a value cannot be converted to JSON.
+        ExtraMissing: if the library that reads the file is not installed.
+        OSError: if the file cannot be read.
     """
     if isinstance(tasks, str | PathLike):
         path = Path(tasks)

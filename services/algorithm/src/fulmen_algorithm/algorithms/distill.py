@@ -18,7 +18,7 @@ class DistillSettings(GrpoSettings):
 
     Attributes:
         teacher: `model`, served behind the LLM proxy, or `self`, the policy's own weights with a hint.
-        advantage: `none`: the teacher's signal alone. With another estimator the rewards train, too.
+        advantage: `none`: only the teacher's signal. With another estimator the rewards are used, too.
         group_size: Rollouts per task; they are not compared.
     """
 

@@ -108,7 +108,8 @@ class EvaluateSettings(RunSettings):
         resamples: Number of bootstrap resamples.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where the lost one
+            was.
     """
 
     steps: Literal[1] = 1

@@ -51,13 +51,13 @@ class GrpoSettings(PolicyGradientSettings):
             prompts_per_step * (1 + refill_limit) groups, and trains on those with variance.
         engine_mismatch: Limits of the difference between the probabilities of engine and trainer.
         on_no_signal: Reaction if rewards do not differ within any group of the first ten steps: `stop` fails the run,
-            `notice` says so. `"auto"` is `stop` on a local stack, and otherwise what the operator has set.
+            `notice` records a notice. `"auto"` is `stop` on a local stack, and otherwise the operator's setting.
         curriculum: Order of the tasks: `none`, each once per epoch, or `difficulty`, which skips solved tasks and tries
             those that are nearly solved more often.
         opponents: Opponents of the policy in self-play: `none`, or `past`, which serves past versions as the model
             `<policy>-past`.
-        reward_model: Reward model whose score adds to the reward of each training rollout, such as
-            `{model = "judge@3", coefficient = 1.0}`; null for none. Validation is by agent and grader alone.
+        reward_model: Reward model whose score is added to the reward of each training rollout, such as `{model =
+            "judge@3", coefficient = 1.0}`; null for none. Validations use only the rewards of agent and grader.
     """
 
     group_size: int = Field(default=8, ge=2, le=1000)

@@ -88,15 +88,15 @@ class PolicyGradientSettings(SamplingSettings):
             `sampler`.
         advantage: Advantage estimator: `group`, `rloo`, `reinforce_pp`, `opo`, `maxrl`, `gae` with a critic, or
             `none` with a teacher.
-        teacher: Adds to the advantage of each token how much likelier a teacher finds it: `none`, `model`, served
-            behind the LLM proxy, or `self`, the policy's own weights with a hint.
+        teacher: Adds to the advantage of each token how much more likely it is under a teacher: `none`, `model`,
+            served behind the LLM proxy, or `self`, the policy's own weights with a hint.
         rewards: Dimensions of the reward, their weights and normalisation.
         overlong: Penalty for length, such as `{max_tokens = 512, buffer_tokens = 64}`; `"none"` for none. Rollouts
             that `mask_truncated` leaves out are not penalised.
         critic: Critic for `gae`.
         credit: One advantage per rollout (`rollout`) or per step (`step_return`, `step_groups`).
         roles: Agents of a rollout that train, and their baselines.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them as they are.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit, instead of scoring them.
     """
 
     warmup_steps: int = Field(default_factory=short_warm_up(5), ge=0)

@@ -74,7 +74,8 @@ class RejectionSettings(SamplingSettings):
         keep: Rollouts that are imitated: `{kind = "best", count = 1}` or `{kind = "threshold", min_reward = 1.0}`.
         epochs: Passes over the rows of a step.
         minibatches: Optimiser steps per pass.
-        mask_truncated: Leaves out rollouts whose answer reached the token limit: an answer without its end is no example.
+        mask_truncated: Leaves out rollouts whose answer reached the token limit: an incomplete answer is not a good
+            example.
     """
 
     default_rate: ClassVar[RateBySize] = SUPERVISED

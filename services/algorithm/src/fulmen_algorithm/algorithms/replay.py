@@ -63,7 +63,7 @@ class ReplaySettings(PolicyGradientSettings):
     """Settings of `replay`: the common ones; `temperature` is that of the stored rollouts.
 
     Attributes:
-        collapse: None, because the rewards are those of stored rollouts, whatever the policy has become.
+        collapse: None, because the rewards of stored rollouts do not depend on the current policy.
     """
 
     collapse: CollapseSettings = NoCollapse()

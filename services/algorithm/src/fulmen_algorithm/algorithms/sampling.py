@@ -41,13 +41,14 @@ class SamplingSettings(AlgorithmSettings):
         prompts_per_step: B, groups per training step.
         temperature: Sampling temperature of training rollouts.
         max_tokens: Maximum length of the answer to one model call, in tokens; `"auto"` chooses it by the size of the
-            model: 64 up to 1 million parameters, 1024 from 500 million on, and at most half of its longest sequence.
+            model: 64 up to 1 million parameters, 1024 from 500 million, and at most half of its maximum sequence length.
         validate_every: Steps between validations, in addition to one at the start and one at the end.
         failure_reward: Reward of a failed rollout in a validation; choose at most the worst
             reward, so that failures do not raise the mean.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where the lost one
+            was.
     """
 
     prompts_per_step: int = Field(default=32, ge=1, le=4096)

@@ -23,7 +23,8 @@ class ServeSettings(RunSettings):
 
     Attributes:
         steps: Always 1.
-        hours: Time from the start of the run for which the version is served, also across restarts of the service.
+        hours: Hours for which the version is served, counted from the start of the run, including restarts of the
+            service.
     """
 
     steps: Literal[1] = 1
@@ -31,7 +32,7 @@ class ServeSettings(RunSettings):
 
 
 class Serve:
-    """Serves the version that the run names."""
+    """Serves a version of a policy without training it."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings

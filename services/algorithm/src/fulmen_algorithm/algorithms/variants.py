@@ -53,7 +53,7 @@ class DapoSettings(GrpoSettings):
 
 
 class GspoSettings(GrpoSettings):
-    """Settings of `gspo` (arXiv:2507.18071): the clipped ratio is that of the whole sequence.
+    """Settings of `gspo` (arXiv:2507.18071): the clipped ratio is the ratio of the whole sequence.
 
     The bounds are narrow, because the mean over a sequence changes little; larger learning rates need wider ones.
     """

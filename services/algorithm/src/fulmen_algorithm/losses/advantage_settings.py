@@ -18,7 +18,7 @@ class GroupAdvantage(Strict):
     """The reward minus the group's mean: GRPO (arXiv:2402.03300), without division Dr. GRPO (arXiv:2503.20783).
 
     Attributes:
-        std: Divisor: none, the standard deviation of the group, or that of the batch.
+        std: Divisor: none, the standard deviation of the group, or the standard deviation of the batch.
     """
 
     kind: Literal["group"] = "group"
@@ -26,7 +26,7 @@ class GroupAdvantage(Strict):
 
 
 class RlooAdvantage(Strict):
-    """The reward minus the mean of the others of the group: RLOO (arXiv:2402.14740)."""
+    """The reward minus the mean of the group's other rollouts: RLOO (arXiv:2402.14740)."""
 
     kind: Literal["rloo"] = "rloo"
 
@@ -72,7 +72,7 @@ class GaeAdvantage(Strict):
 
 
 class NoAdvantage(Strict):
-    """Rewards train nothing, and a rollout needs none; the signal is that of a teacher."""
+    """Rewards are not used, and a rollout needs none; a teacher provides the signal."""
 
     kind: Literal["none"] = "none"
 
@@ -174,8 +174,8 @@ class StepReturnCredit(Strict):
     Attributes:
         option: Credit of a call: `discounted` (return), `per_step`, `last_step` or `split`.
         gamma: Discount by step; only for `discounted`.
-        baseline: `group` centres credit over all steps of the group, `step` over those of the same number; a step that
-            only one rollout reached is centred over the group.
+        baseline: `group` centres credit over all steps of the group, `step` over the steps with the same number; a
+            step that only one rollout reached is centred over the group.
     """
 
     kind: Literal["step_return"] = "step_return"
@@ -191,7 +191,8 @@ class StepReturnCredit(Strict):
 
 
 class StepGroupsCredit(Strict):
-    """The rollout's advantage plus that of each step among steps from the same state: GiGPO (arXiv:2505.10978).
+    """The rollout's advantage plus the advantage of each step among steps from the same state: GiGPO
+    (arXiv:2505.10978).
 
     Steps of a group have the same state if the same agent read the same new tokens before them.
 
@@ -236,8 +237,8 @@ class CriticSettings(Strict):
 
     Attributes:
         learning_rate: Constant learning rate of the critic's AdamW; `"auto"` chooses it by the size of the model.
-        clip: Distance of a value from that at the start of the batch beyond which its loss is clipped (PPO2); `"none"`
-            for no clipping.
+        clip: Distance of a value from its value at the start of the batch beyond which its loss is clipped (PPO2);
+            `"none"` for no clipping.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
     """
 

@@ -8,7 +8,7 @@ from fulmen_algorithm.training.strict import Strict
 
 
 class NoEntropyBonus(Strict):
-    """No term in the loss; the entropy is measured all the same."""
+    """No term in the loss; the entropy is still measured."""
 
     kind: Literal["none"] = "none"
 
@@ -28,7 +28,7 @@ class EntropyBonus(Strict):
 
 class EntropyTarget(Strict):
     """A bonus only while the entropy is at most `target`, with a coefficient that adapts: c grows by `step` after a
-    training step whose entropy was at most `target`, and falls by `step` after any other, within 0 and `max`.
+    training step whose entropy was at most `target`, and decreases by `step` after any other, between 0 and `max`.
 
     The entropy is that of the training step before, over all its trained tokens; the first step has no bonus.
 
@@ -90,7 +90,8 @@ class ClipCovLoss(Strict):
 
 
 class KlCovLoss(Strict):
-    """-r A, unclipped; the tokens of highest covariance also have coefficient * |log r|, which holds them in place.
+    """-r A, unclipped; the tokens of highest covariance also have coefficient * |log r|, which keeps them close to
+    the proximal policy.
 
     The covariance is that of the loss `clip_cov`. It has an effect from the second optimiser step of a batch on, in which
     r is not 1.

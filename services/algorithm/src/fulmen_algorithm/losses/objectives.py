@@ -74,7 +74,7 @@ class CispoLoss(Strict):
 
 
 class SapoLoss(Strict):
-    """A soft gate in place of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
+    """A soft gate instead of the clip: -(4 / tau) sigmoid(tau (r - 1)) A.
 
     Attributes:
         tau_positive: tau where A > 0.
@@ -129,7 +129,7 @@ Loss = Annotated[
 
 
 class NoCorrection(Strict):
-    """No correction: rows count as if the proximal policy had sampled them."""
+    """No correction: rows are treated as if the proximal policy had sampled them."""
 
     kind: Literal["none"] = "none"
 
@@ -174,7 +174,7 @@ class SequenceMaskCorrection(Strict):
 
 
 class GeometricCorrection(Strict):
-    """Leaves out rows whose exp(mean_t log w_t) is outside of the bounds; the others have weight 1.
+    """Leaves out rows whose exp(mean_t log w_t) is outside the bounds; the others have weight 1.
 
     The mean does not grow with the length, so long rows are not left out more often.
 
@@ -248,8 +248,8 @@ class LossKl(Strict):
     """Adds coefficient * estimate to the loss of each token.
 
     Attributes:
-        estimator: `k2` has the gradient of the divergence for rows sampled by pi; `k3` is GRPO's and never negative;
-            `k1` is unbiased in value, but its expected gradient is zero.
+        estimator: `k2` has the gradient of the divergence for rows sampled by pi; `k3` is the estimator of GRPO and
+            is never negative; `k1` is unbiased in value, but its expected gradient is zero.
         coefficient: Weight of the penalty.
         weighted: Multiplies the estimate by pi / proximal, including its gradient; `k1` and `k3` then have the gradient
             of the divergence in expectation over rows sampled by the proximal policy. `k2` needs no weight.

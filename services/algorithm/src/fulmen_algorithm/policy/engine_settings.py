@@ -129,7 +129,7 @@ class EmbeddedEngine(StartedEngine):
     Attributes:
         kind: `embedded`.
         replicas: Number of engines that serve the policy.
-        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
+        cluster: Cluster on which they run, as configured by the operator; `local` is the service's machine.
         gpus: See `vllm`; an engine uses one.
         router_replay: Trains each token with the experts that the engine chose for it; for mixtures of experts.
     """
@@ -143,30 +143,30 @@ class VllmEngine(StartedEngine):
     Attributes:
         kind: `vllm`.
         replicas: Number of vLLM servers that serve the policy.
-        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
-        gpus: Number of GPUs of each, or a list with those of all on the service's machine, such as `[4, 5, 6, 7]`; null for as
-            many as `tensor_parallel`, apart from those of the trainer where there are enough.
+        cluster: Cluster on which they run, as configured by the operator; `local` is the service's machine.
+        gpus: Number of GPUs of each server, or a list of all servers' GPUs on the service's machine, such as `[4, 5, 6, 7]`;
+            null for as many as `tensor_parallel`, separate from the trainer's if there are enough.
         max_model_len: Maximum length of prompt and answer together, in tokens; null for the model's own limit.
         dtype: Number format of the computation; `auto` for the model's own.
         gpu_memory_utilization: Share of each GPU's memory for vLLM, including the weights; leave the rest to a trainer
             on the same GPU.
         tensor_parallel: Number of GPUs over which the model is split, on each of its machines.
-        nodes: Number of machines over which the layers of the model are split; more than 1 needs a cluster of kind ray, on which
-            vLLM places itself.
+        nodes: Number of machines over which the layers of the model are split; more than 1 needs a cluster of kind `ray`, on
+            which vLLM chooses the machines itself.
         max_sequences: Maximum batch size of generation, in requests.
         enforce_eager: Disables compilation and CUDA graphs: starts sooner, generates more slowly.
         enable_lora: Serves LoRA adapters on top of the base model and replaces them in place; false merges a single
             adapter into the base model.
         tool_call_parser: vLLM's parser of tool calls, such as `hermes`; empty for agents without tools.
         cpu_cache_gib: Size of the key-value cache on a machine without a GPU, in GiB.
-        swap: How calls in flight are treated at a swap: `freeze` pauses them and resumes with the new
-            weights; `drain` lets them end first while new ones wait in the proxy.
+        swap: How calls in flight are treated at a swap: `freeze` pauses them and resumes with the new weights;
+            `drain` lets them finish first, while new ones wait in the proxy.
         drain_limit_s: Maximum wait of `drain` for calls in flight, in seconds; then they are frozen.
         recompute_cache: Whether calls that resume after a swap recompute their key-value cache with the new weights;
             if not, later calls may also reuse cached prefixes of the old weights.
         args: Further options of `vllm serve` by name, such as `{ max-num-batched-tokens = 8192 }`; true sets
             a flag, false its `--no-` form.
-        router_replay: See `embedded`; needs a vLLM that has `--enable-return-routed-experts`, such as 0.32.
+        router_replay: See `embedded`; needs a vLLM with `--enable-return-routed-experts`, such as 0.32.
     """
 
     kind: Literal["vllm"]

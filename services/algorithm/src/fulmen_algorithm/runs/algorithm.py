@@ -102,8 +102,8 @@ class AlgorithmSettings(RunSettings):
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
         explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
             is skipped and counted; `"none"` for no limit.
-        collapse: Reaction to a collapsing reward: `{kind = "notice"}` to say so, `{kind = "rollback", max_rollbacks = 2}`
-            to resume from the best checkpoint, or `{kind = "none"}`.
+        collapse: Reaction to a collapsing reward: `{kind = "notice"}` to record a notice, `{kind = "rollback",
+            max_rollbacks = 2}` to resume from the best checkpoint, or `{kind = "none"}`.
         token_budget: Maximum number of positions of a micro-batch; affects memory, not the result.
         parallel: Processes that train: `{kind = "none"}` for the service's own, `{kind = "ddp", ranks = 2}` for ranks
             with all weights, `{kind = "fsdp2", ranks = 2}` for ranks with a part of them, `{kind = "fsdp2", ranks = 4,
@@ -113,8 +113,8 @@ class AlgorithmSettings(RunSettings):
         precision: `fp32` or `bf16`, of the forward and backward passes; `auto` is bf16 on GPUs and fp32 on CPUs.
         gradient_checkpointing: Recomputes the activations of each layer in the backward pass instead of storing them.
         passes: How passes are computed, such as `{attention = "flash_attention_2", compile = true}`.
-        write_behind: Trains on while a version is published and a checkpoint is written, from a copy in memory; in the service's
-            own process, and versions only by algorithms that train on rollouts of older ones.
+        write_behind: Continues training while a version is published and a checkpoint is written from a copy in memory. Only in
+            the service's own process; for versions, only with algorithms that train on rollouts of older versions.
         weights: Format of published versions: `{kind = "full"}` or `{kind = "delta"}` with its settings.
         lora: Low-rank adapters that are trained instead of all weights; null for all weights.
     """

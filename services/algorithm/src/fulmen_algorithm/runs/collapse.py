@@ -39,13 +39,13 @@ class NoCollapse(Strict):
 
 
 class NoticeCollapse(Strict):
-    """Says that the reward has collapsed, and trains on.
+    """Records a notice that the reward has collapsed, and continues training.
 
     Attributes:
         kind: `notice`.
         window: Steps over which rewards are averaged; monitoring begins after this many.
-        drop: Maximum difference between the best average so far and the present one, in units of the reward; `"auto"`
-            for one that follows from the run's rewards.
+        drop: Maximum difference between the best average so far and the current one, in units of the reward; `"auto"`
+            derives it from the run's rewards.
     """
 
     kind: Literal["notice"] = "notice"

@@ -31,8 +31,8 @@ class BesidePolicy(Strict):
     """Where the models beside the policy are.
 
     Attributes:
-        reference_gpus: `own` for GPUs of the reference's own, one for each rank, or a list of them on the service's machine;
-            null for those of the policy.
+        reference_gpus: `own` for separate GPUs of the reference, one for each rank, or a list of them on the service's
+            machine; null for the GPUs of the policy.
         critic_gpus: The same for the critic.
     """
 
@@ -50,7 +50,7 @@ class OneProcess(BesidePolicy):
     """Training is done by the service's own process.
 
     Attributes:
-        gpus: A list of the one GPU on which it trains; null for one that no engine has, where there are enough.
+        gpus: A list with the one GPU on which it trains; null for a GPU that no engine uses, if there are enough.
     """
 
     kind: Literal["none"] = "none"
@@ -92,18 +92,18 @@ class Placed(BesidePolicy):
 
     Attributes:
         ranks: Number of processes; on GPUs, one per GPU.
-        min_ranks: Fewest processes with which the run continues when a machine is lost, until there is room for all again; null
-            for `ranks`: it then resumes from its newest checkpoint when there is room for as many. With `fsdp2` a multiple
-            of `shard`.
-        cluster: Cluster on which they run, of those that the operator has set up; `local` is the service's machine.
-        affinity: `pack` for few machines, `spread` for many, `one_node` for one, `own_nodes` for one each.
+        min_ranks: Minimum number of processes with which the run continues when a machine is lost, until there are resources
+            for all again; null for `ranks`: the run then waits for all of them and resumes from its newest checkpoint. With `fsdp2`
+            a multiple of `shard`.
+        cluster: Cluster on which they run, as configured by the operator; `local` is the service's machine.
+        affinity: `pack` uses few machines, `spread` many, `one_node` a single one, `own_nodes` one per process.
         cpus: CPUs that each needs; 0 for any.
         memory_gib: Memory that each needs, in GiB; 0 for any.
-        gpus: List of GPUs of the service's machine, one for each rank; null for some that no engine has, where there are enough.
+        gpus: List of GPUs of the service's machine, one for each rank; null for GPUs that no engine uses, if there are enough.
         tensor: Ranks that compute the same rows together, each with a part of the matrices of every layer; 1 for none. It
-            needs a model for which transformers has a plan, with heads that can be dealt evenly.
-        balance: `positions` gives each rank as much to compute, and a resumed run is equal bit for bit; `speed` gives
-            ranks that computed slower in earlier steps less. The ranks of a copy of `fsdp2` count as one.
+            needs a model with a tensor-parallel plan in transformers, and a number of heads that is divisible by it.
+        balance: `positions` gives each rank the same amount of work, and a resumed run is bitwise identical; `speed`
+            gives less to ranks that were slower in earlier steps. The ranks of a copy of `fsdp2` count as one.
     """
 
     ranks: int = Field(default=2, ge=1, le=MAX_RANKS)
@@ -130,7 +130,7 @@ class Placed(BesidePolicy):
         if self.balance is Balance.SPEED:
             yield "balance: must be positions with tensor: ranks that compute the same rows have the same speed"
         for model in self.beside:
-            yield f"{model}_gpus: needs tensor 1: otherwise the {model} is split with the policy"
+            yield f"{model}_gpus: needs tensor 1: with more, the {model} is split like the policy"
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Self:

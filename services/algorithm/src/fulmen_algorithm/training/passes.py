@@ -31,7 +31,7 @@ class PassSettings(Strict):
         attention: `auto` is `sdpa`, or `eager` for a model without it. `flash_attention_2` (of variable lengths on packed
             rows) needs a GPU and the package flash-attn; `flex_attention` needs a GPU.
         compile: Compiles each layer with `torch.compile`; the first step takes a minute or more.
-        offload: Keeps activations of a MiB and more in the CPU's memory between the passes; needs a GPU.
+        offload: Keeps activations of 1 MiB or more in CPU memory between the passes; needs a GPU.
     """
 
     attention: Annotated[Attention, Field(strict=False)] = Attention.AUTO

@@ -33,7 +33,7 @@ class AdamW(Strict):
         beta1: Decay of the first moment.
         beta2: Decay of the second moment.
         epsilon: Added to the root of the second moment.
-        fused: Takes the step in one pass over all weights; equal up to rounding.
+        fused: Computes the step in one pass over all weights; equal up to rounding.
     """
 
     kind: Literal["adamw"] = "adamw"
@@ -211,7 +211,7 @@ class FullWeights(Strict):
 
     Attributes:
         dtype: Number format of the published weights; training keeps its own. `"auto"` is bfloat16 from 100 million
-            parameters on, and float32 below.
+            parameters, and float32 below.
     """
 
     kind: Literal["full"] = "full"
@@ -228,7 +228,7 @@ class DeltaWeights(Strict):
 
     Attributes:
         dtype: Number format of the published weights, in which versions are compared. In bfloat16 a step leaves most
-            values unchanged, in float32 few.
+            values unchanged, in float32 only few.
         full_every: Versions between two complete model folders; bounds the length of a chain of deltas.
         dense_above: Share of the complete weights' bytes above which a complete folder is written instead of a delta.
     """

@@ -29,7 +29,7 @@ class DpoSettings(PairSettings):
 
 
 class Dpo:
-    """Learns from pairs of answers, of a data set or of stored groups, which of two answers is better (DPO, IPO)."""
+    """Learns which of two answers is better, from pairs in a data set or in stored groups (DPO, IPO)."""
 
     def __init__(self, settings: DpoSettings) -> None:
         self._settings = settings

@@ -35,10 +35,10 @@ class KtoSettings(AnswerSettings):
     """Settings of `kto`, in addition to those of every algorithm on answers.
 
     Attributes:
-        threshold: Reward from which on a stored rollout is desirable.
+        threshold: Stored rollouts with at least this reward are desirable.
         beta: Strength of the tie to the reference policy.
-        desirable_weight: Weight of desirable answers; the paper balances it and the other so that weight times number is
-            about the same for both.
+        desirable_weight: Weight of desirable answers; the paper balances both weights so that weight times number is
+            about equal.
         undesirable_weight: Weight of undesirable answers.
     """
 

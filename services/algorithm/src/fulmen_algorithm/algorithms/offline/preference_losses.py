@@ -29,7 +29,7 @@ class SigmoidLoss(Strict):
 
     Attributes:
         beta: Strength of the tie to the reference policy.
-        label_smoothing: Share of preferences that are assumed to be the wrong way round.
+        label_smoothing: Share of preferences that are assumed to be reversed.
     """
 
     kind: Literal["sigmoid"] = "sigmoid"
@@ -38,7 +38,7 @@ class SigmoidLoss(Strict):
 
 
 class IpoLoss(Strict):
-    """The loss of IPO, which does not grow without end where all preferences agree. Source: arXiv:2310.12036, eq. 17.
+    """The loss of IPO, whose margin stays finite even if all preferences agree. Source: arXiv:2310.12036, eq. 17.
 
     Attributes:
         beta: Strength of the tie to the reference policy.

@@ -29,7 +29,7 @@ class RewardModelSettings(PairSettings):
     """Settings of `reward_model`, in addition to those of every algorithm on pairs.
 
     Attributes:
-        margin: Factor of the difference of the rewards of a pair by which its scores are to differ; 0 for none. The rewards
+        margin: Margin between the scores of a pair, as a factor of the difference of its rewards; 0 for none. The rewards
             of a pair of `preferences` are 1 and 0.
         centring: Coefficient of the squared sum of the scores of a pair, which keeps their mean near 0; 0 for none.
     """
@@ -101,7 +101,7 @@ class ScoreTrainer:
 
 
 class RewardModel:
-    """Learns a scalar score of answers from pairs of them, of a data set or of stored groups (Bradley-Terry)."""
+    """Learns a scalar score of answers from pairs in a data set or in stored groups (Bradley-Terry)."""
 
     def __init__(self, settings: RewardModelSettings) -> None:
         self._settings = settings

@@ -16,18 +16,18 @@ class NoCurriculum(Strict):
 class DifficultyCurriculum(Strict):
     """Skips tasks that are solved, and tries those that are nearly solved more often.
 
-    The success of a task is the mean of its newest group, each reward scaled to 0 at `failed` and 1 at `solved`. A task
-    that every rollout of its group solved rests: for 1 epoch, then for 2, 4 and so on, up to `rest`, as long as it is
-    solved again each time. Its places, and a share `retry` of those of other tasks that were tried before, go to tasks
-    that do not rest, drawn in proportion to p (1 - p) of their success p, by the rule of succession. A task that was never tried
+    The success of a task is the mean of its newest group, each reward scaled to 0 at `failed` and 1 at `solved`. A task that
+    every rollout of its group solved is skipped: for 1 epoch, then for 2, 4 and so on, up to `rest`, as long as it is solved
+    again each time. Its places, and a share `retry` of the places of other tasks that were tried before, are given to tasks that
+    are not skipped, drawn in proportion to p (1 - p) of their success p, by the rule of succession. A task that was never tried
     keeps its place.
 
     Attributes:
-        failed: Reward at which a rollout has no success.
-        solved: Reward from which a rollout has solved its task.
-        rest: Epochs for which a task rests at most.
-        retry: Share of the places of tasks that do not rest, which are given away, too.
-        run: Id of an earlier run of the project, whose rollouts tell the difficulty of the same tasks; empty for none.
+        failed: Reward at which a rollout counts as failed.
+        solved: Reward at which a rollout has solved its task.
+        rest: Maximum number of epochs for which a task is skipped.
+        retry: Share of the places of tried tasks that is also given to tasks drawn by difficulty.
+        run: Id of an earlier run of the project, whose rollouts show the difficulty of the same tasks; empty for none.
 
     Source: learnability p (1 - p) as in Rutherford et al. (arXiv:2408.15099) and Foster et al. (arXiv:2502.12272); growing
     intervals as in spaced repetition.

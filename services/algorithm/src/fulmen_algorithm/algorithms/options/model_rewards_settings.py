@@ -8,7 +8,7 @@ from fulmen_algorithm.training.strict import Strict
 
 
 class RewardModelUse(Strict):
-    """A reward model, a version that `reward_model` has trained, whose score adds to the reward of each rollout.
+    """A reward model, a version that `reward_model` has trained, whose score is added to the reward of each rollout.
 
     Attributes:
         model: The version, `<policy>@<number>`, of the run's project. It must have the tokenizer of the policy.

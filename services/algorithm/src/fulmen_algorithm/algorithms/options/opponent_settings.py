@@ -14,7 +14,7 @@ class NoOpponent(Strict):
 
 
 class PastOpponent(Strict):
-    """Serves a past version of the policy beside the present one, as the model `<policy>-past`.
+    """Serves a past version of the policy beside the current one, as the model `<policy>-past`.
 
     Agents ask for that name where the opponent moves; what it samples does not train. Every `every` training steps the
     present version joins a pool of the newest `keep`, and one of the pool becomes the opponent.
@@ -23,7 +23,7 @@ class PastOpponent(Strict):
         every: Training steps between two opponents.
         keep: Versions in the pool.
         pick: `uniform` draws from the pool by the seed, so that the policy does not forget to beat older ones; `latest`
-            takes the one that has just joined.
+            uses the newest version in the pool.
 
     Source: fictitious self-play (Heinrich et al., 2015); a pool of past opponents as in OpenAI Five (arXiv:1912.06680).
     """

@@ -24,7 +24,7 @@ class ServedTeacher(Strict):
         model: Name of the model: a route of the LLM proxy to a vLLM or embedded engine. It must have the tokenizer of
             the policy.
         coefficient: Weight of the teacher's signal.
-        concurrency: Rows that are scored at a time.
+        concurrency: Rows that are scored concurrently.
 
     Source: "On-policy distillation" (Thinking Machines, 2025); GKD (arXiv:2306.13649) section 3, on-policy with the
     reverse KL; MiniLLM (arXiv:2306.08543) eq. 1.
@@ -44,7 +44,7 @@ class SelfTeacher(Strict):
 
     Attributes:
         hint: Key of the task whose text is the hint, such as the solution.
-        weights: `initial` ones, frozen, or the `present` ones at the start of each step.
+        weights: `initial` for frozen initial weights, or `present` for the current weights at the start of each step.
         coefficient: Weight of the teacher's signal.
 
     Source: "Self-distillation enables continual learning" (Shenfeld et al., arXiv:2601.19897) with the reverse KL; its

@@ -43,10 +43,10 @@ class ApoSettings(SearchSettings):
         editor: Model that rewrites it; null for the critic.
         beam_width: Number of prompts kept after a round.
         branch_factor: Edits per prompt and round.
-        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each costs a call and rollouts.
-        concurrency: Edits requested at a time; a killed process loses at most as many answers.
+        paraphrases: Paraphrases of each edit that become candidates, as in the paper; each needs a call and rollouts.
+        concurrency: Edits requested concurrently; a killed process loses at most this many answers.
         gradient_tasks: Training tasks on which a prompt is run to find its weaknesses.
-        gradient_examples: Number of these shown in one criticism.
+        gradient_examples: Number of these tasks shown in one criticism.
         selection: Selection of the beam: `{kind = "halving", tasks = 8}` or `{kind = "ucb", pulls = 32}`.
         patience: Rounds with the same best prompt after which the search ends; 0 for no limit.
     """

@@ -31,7 +31,8 @@ MERGED = "Merged with {other}."
 
 
 class Gepa:
-    """Improves the prompt of an agent by reflection on traces; keeps each prompt that is the best at some task (GEPA)."""
+    """Improves the prompt of an agent by reflection on traces; keeps each prompt that is the best for some task
+    (GEPA)."""
 
     def __init__(self, settings: GepaSettings) -> None:
         self._settings = settings

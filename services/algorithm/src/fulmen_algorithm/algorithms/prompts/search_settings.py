@@ -48,7 +48,7 @@ class SearchSettings(RunSettings):
     """Settings of every search for a prompt.
 
     Attributes:
-        good_reward: Reward from which on a rollout is not shown to the model that improves the prompt.
+        good_reward: Rollouts with at least this reward are not shown to the model that improves the prompt.
         budget: Limits of the search.
         target_reward: Mean reward of the best prompt on training tasks at which the search ends; null for none.
         failure_reward: Reward of a rollout that the agent failed.
@@ -57,7 +57,8 @@ class SearchSettings(RunSettings):
         max_tokens: Maximum length of an answer of the run's policy, in tokens; null for the agent's own limit.
         rollout_timeout_s: Limit of one attempt, in seconds.
         rollout_attempts: Maximum number of attempts of one rollout; failures of the agent are not retried.
-        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where that one was.
+        rollout_restart_lost: Whether an attempt after a lost one samples everything anew; otherwise it continues where the lost one
+            was.
     """
 
     checkpoint_every: int = Field(default=1, ge=1)
