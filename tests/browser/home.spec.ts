@@ -6,7 +6,7 @@ test("home shows services, queue, runners, runs and failures", async ({ open }) 
   for (const name of ["Store", "LLM proxy", "Algorithm service"])
     await expect(page.getByRole("region", { name: "Services" }).getByText(name)).toBeVisible();
   await expect(page.getByText("Queued", { exact: true })).toBeVisible();
-  await expect(page.getByText("No run is going on")).toBeVisible();
+  await expect(page.getByText("No active run")).toBeVisible();
   await expectAccessible(page);
   await picture(page, "home");
 });

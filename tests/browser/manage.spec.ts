@@ -71,7 +71,7 @@ test("an admin creates a project, limits it and deletes it", async ({ open }) =>
   await page.keyboard.press("Enter");
   await expect(row).not.toContainText("12");
   await row.getByRole("button", { name: `Delete ${name}` }).click();
-  await page.getByRole("button", { name: "Delete for good" }).click();
+  await page.getByRole("button", { name: "Delete permanently" }).click();
   await expect(row).toBeHidden();
 });
 

@@ -82,7 +82,7 @@ test("calls are split anew, rolled back, and a version is promoted", async ({ op
   await routes.getByRole("button", { name: "Split sums" }).click();
   await page.getByRole("dialog").getByLabel("steady").fill("0");
   await page.getByRole("dialog").getByLabel("fresh").fill("0");
-  await expect(page.getByText("At least one weight must be above 0.")).toBeVisible();
+  await expect(page.getByText("At least one weight must be greater than 0.")).toBeVisible();
   await page.getByRole("dialog").getByLabel("fresh").fill("100");
   await page.getByRole("dialog").getByRole("button", { name: "Split" }).click();
   await expect(routes.getByRole("row", { name: /100 % fresh/ })).toBeVisible();

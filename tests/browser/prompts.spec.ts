@@ -77,9 +77,9 @@ test("a reader sees the tree of prompts with scores, critiques and what changed"
   const tree = page.getByRole("table", { name: "Tree of candidates" });
   await expect(tree.getByText("✓best")).toBeVisible();
   await expect(tree.getByRole("row")).not.toHaveCount(2);
-  await expect(page.getByText("What the critic said of")).toBeVisible();
+  await expect(page.getByText("What the critic said about")).toBeVisible();
   await expect(page.locator("ins").first()).toBeVisible();
-  await expect(page.getByRole("button", { name: /Promote\s*, not available: Your token may only read/ })).toBeVisible();
+  await expect(page.getByRole("button", { name: /Promote\s*, not available: Your token is read-only/ })).toBeVisible();
   await expectAccessible(page);
   await picture(page, "prompts");
   await tree.getByRole("button", { name: "c0" }).click();

@@ -78,7 +78,7 @@ test("an administrator orders slots, and the runner has them", async ({ open }) 
 test("a drain is asked for, and nothing happens if it is not confirmed", async ({ open }) => {
   const page = await open("projects/default/queue", "admin");
   await page.getByRole("button", { name: /^Drain / }).click();
-  await expect(page.getByRole("dialog")).toContainText("cannot be taken back");
+  await expect(page.getByRole("dialog")).toContainText("cannot be undone");
   await page.keyboard.press("Escape");
   await expect(page.getByRole("dialog")).toBeHidden();
   const { runners } = await call(`${RUNNERS}/ListRunners`, {});

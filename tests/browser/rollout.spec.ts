@@ -43,7 +43,7 @@ test("a reader sees what was said, and every sampled token with its probability,
   await expect(said).toContainText(/version \d+ · trained on · advantage/);
   await page.keyboard.press("End");
   await expect(page.getByText(/token (\d+) of \1 ·/)).toBeVisible();
-  await expect(page.getByRole("button", { name: /Run again/ })).toHaveAttribute("title", "Your token may only read.");
+  await expect(page.getByRole("button", { name: /Run again/ })).toHaveAttribute("title", "Your token is read-only.");
   await expectAccessible(page);
   await picture(page, "rollout-conversation");
 });

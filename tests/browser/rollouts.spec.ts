@@ -188,7 +188,7 @@ test("a reader sees why it may not act, and exports", async ({ open }) => {
   for (const name of ["Retry", "Cancel", "Delete"])
     await expect(
       page.getByRole("button", {
-        name: new RegExp(`^${name}… ?, not available: Your token may only read`),
+        name: new RegExp(`^${name}… ?, not available: Your token is read-only`),
       }),
     ).toBeVisible();
   await page.getByRole("button", { name: "Export…" }).click();
@@ -206,7 +206,7 @@ test("a file has tasks and answers if they are chosen, and a command rescores al
   const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent(filter)}`, "reader");
   await page.getByRole("button", { name: "Export…" }).click();
   await page.getByLabel("With tasks and answers").check();
-  await expect(page.getByRole("dialog")).toContainText("the newest 5,000 at most");
+  await expect(page.getByRole("dialog")).toContainText("at most the newest 5,000");
   await expectAccessible(page);
   const saved = page.waitForEvent("download");
   await page.getByRole("button", { name: "Export 8" }).click();
@@ -218,7 +218,7 @@ test("a file has tasks and answers if they are chosen, and a command rescores al
     expect(inputStart).toBeUndefined();
   }
   await page.getByRole("button", { name: "Rescore…" }).click();
-  await expect(page.getByRole("dialog")).toContainText("8 have succeeded");
+  await expect(page.getByRole("dialog")).toContainText("8 succeeded");
   await expect(page.getByRole("dialog")).toContainText(
     `fulmen rollout rescore --grader grader.py:grade --name scores.mine --filter '${filter}'`,
   );
@@ -275,7 +275,7 @@ async function scoring(page: Page, dimension: string): Promise<Locator> {
   const dialog = page.getByRole("dialog");
   await dialog.getByLabel("Model").fill("strict");
   await dialog.getByLabel("Dimension").fill(dimension);
-  await dialog.getByLabel("What is asked").fill("Is it polite?");
+  await dialog.getByLabel("Question").fill("Is it polite?");
   await dialog.getByRole("button", { name: "Score", exact: true }).click();
   return dialog;
 }
@@ -331,7 +331,7 @@ test("all that match are cancelled, retried and deleted, and the page says how m
   const page = await open(`${PROJECT}/rollouts?filter=${encodeURIComponent('metadata.customer = "later"')}`);
   await expect(page.getByRole("table", { name: "Rollouts" }).getByRole("row")).toHaveCount(6);
   await page.getByRole("button", { name: "Cancel…" }).click();
-  await expect(page.getByRole("dialog")).toContainText("5 rollouts that wait or run are cancelled.");
+  await expect(page.getByRole("dialog")).toContainText("5 queued or running rollouts are cancelled.");
   await expectAccessible(page);
   await page.getByRole("button", { name: "Cancel 5" }).click();
   await expect(page.getByText("Cancelled 5 rollouts.")).toBeVisible();
@@ -347,7 +347,7 @@ test("all that match are cancelled, retried and deleted, and the page says how m
   await page.keyboard.press("Enter");
   await page.getByRole("button", { name: "Retry…" }).click();
   await page.getByRole("button", { name: "Retry 3" }).click();
-  await expect(page.getByText("3 failed rollouts run once more.")).toBeVisible();
+  await expect(page.getByText("3 failed rollouts are run again.")).toBeVisible();
   await expect.poll(() => countOf('metadata."fulmen.retry_of":*')).toBe(3);
 });
 

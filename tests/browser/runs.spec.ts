@@ -88,7 +88,7 @@ test("a reader sees what a run measured, and may change nothing", async ({ open 
   await expect(page.getByRole("table", { name: "All notices" })).toBeVisible();
   await expect(page.getByRole("table", { name: "Best rollouts, by reward" }).getByRole("link").first()).toBeVisible();
   await expect(page.getByRole("table", { name: "Checkpoints" })).toContainText("policy.arithmetic v");
-  await expect(page.getByRole("button", { name: /Roll back\s*, not available: Your token may only read/ }).first()).toBeVisible();
+  await expect(page.getByRole("button", { name: /Roll back\s*, not available: Your token is read-only/ }).first()).toBeVisible();
   await expect(page.getByRole("button", { name: /Name and tags\s*, not available/ })).toBeVisible();
   await page.getByRole("button", { name: "Report" }).click();
   await expect(page.getByRole("dialog")).toContainText("# Training run");
@@ -127,7 +127,7 @@ test("an administrator promotes the version of a checkpoint, and its routes serv
   expect(before).not.toContain(version);
   await older.getByRole("button", { name: "Promote" }).click();
   await page.getByRole("dialog").getByRole("button", { name: "Promote" }).click();
-  await expect(page.getByText(`policy.arithmetic v${version} serves from now on.`)).toBeVisible();
+  await expect(page.getByText(`policy.arithmetic v${version} is promoted.`)).toBeVisible();
   expect(new Set(await served())).toEqual(new Set([version]));
   await page.goto(`${stack().url}/projects/default/models`);
   const routes = page.getByRole("table", { name: "Routes and their parts" });

@@ -100,13 +100,13 @@ test("who may not do something learns which token may", () => {
     call: [LIST[0], "CancelRollout"],
   });
   expect(message).toBe(
-    "You may not do this. It needs a token whose role is client or admin; the role of yours is reader. Sign in with another, or ask an administrator.",
+    "You may not do this. It needs a token whose role is client or admin; the role of yours is reader. Sign in with another token, or ask an administrator.",
   );
   expect(technical).toContain("rpc: fulmen.store.v1.RolloutService/CancelRollout");
   expect(technical).toContain(said);
   expect(
     permissionWords("fulmen.llm_proxy.v1.X/Y affects all projects. Use a token for all projects.", "admin", "Y"),
-  ).toBe("You may not do this: it is about all projects, and your token is for one. Ask an operator.");
+  ).toBe("You may not do this: it affects all projects, but your token is for one. Ask an operator.");
   expect(permissionWords("The token belongs to another project. Use a token of projects/a-1.", "client", "GetX")).toBe(
     "You may not see this: your token is for another project. Sign in with a token for projects/a-1.",
   );

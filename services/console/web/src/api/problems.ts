@@ -48,9 +48,9 @@ const WHY_UNAVAILABLE: Record<string, string> = {
 
 /** What is said instead of the words of a service, which are for programs. */
 const OWN_WORDS: Record<string, string> = {
-  ETAG_MISMATCH: "Somebody else changed this meanwhile. Reload the page, and do it once more.",
-  PROJECT_EXISTS: "A project of this name exists, or existed once. Choose another name.",
-  MESSAGE_TOO_LARGE: "This is too large to be sent. Make it smaller, or use the command line.",
+  ETAG_MISMATCH: "Someone else changed this in the meantime. Reload the page and try again.",
+  PROJECT_EXISTS: "A project with this name exists or existed. Choose another name.",
+  MESSAGE_TOO_LARGE: "This is too large to send. Make it smaller, or use the command line.",
 };
 
 const called = new WeakMap<object, { service: string; method: string }>();
@@ -67,7 +67,7 @@ export function problemOf(error: unknown, next: Next = "again"): Problem {
   const isBroken = isBrokenConnection(error, known);
   if (!(error instanceof ConnectError) && !isBroken)
     return ofPage(
-      "Something went wrong in this page. Reload it; if that does not help, tell its operator.",
+      "Something went wrong on this page. Reload it; if that does not help, contact its operator.",
       String(error),
     );
   const code = isBroken ? Code.Unavailable : known.code;

@@ -53,10 +53,10 @@ export function permissionWords(said: string, role: string, method: string): str
     const people = roles.filter((each) => PEOPLE.has(each)).sort((a) => (a === "admin" ? 1 : -1));
     if (!people.length) return `Only services of Fulmen may ${doing} this.`;
     const yours = role ? `; the role of yours is ${role}` : "";
-    return `You may not ${doing} this. It needs a token whose role is ${people.join(" or ")}${yours}. Sign in with another, or ask an administrator.`;
+    return `You may not ${doing} this. It needs a token whose role is ${people.join(" or ")}${yours}. Sign in with another token, or ask an administrator.`;
   }
   if (said.includes("affects all projects"))
-    return `You may not ${doing} this: it is about all projects, and your token is for one. Ask an operator.`;
+    return `You may not ${doing} this: it affects all projects, but your token is for one. Ask an operator.`;
   const project = /Use a token of (projects\/[\w-]+)/.exec(said)?.[1];
   if (said.includes("another project"))
     return `You may not ${doing} this: your token is for another project. Sign in with a token for ${project ?? "this one"}.`;

@@ -68,7 +68,7 @@ class Session {
       else {
         this.person = null;
         // Nobody was signed in: that is no failure.
-        this.problem = method === "GET" ? problem : (read.message ?? "The console did not accept it.");
+        this.problem = method === "GET" ? problem : (read.message ?? "The console did not accept the token.");
       }
       return answer.ok;
     } catch {

@@ -32,6 +32,6 @@ test.each([
 ])("who types %j looks for %j", (typed, action) => expect(actionOf(typed)).toBe(action));
 
 test("failures have plain names", () => {
-  expect(failureName(FailureKind.LEASE_LOST)).toBe("runner not heard from");
+  expect(failureName(FailureKind.LEASE_LOST)).toBe("lease expired");
   expect(failureName(FailureKind.AGENT_ERROR)).toBe("agent error");
 });

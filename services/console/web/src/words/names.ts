@@ -105,15 +105,15 @@ export function actionOf(typed: string): string {
 }
 
 const FAILURES: Partial<Record<FailureKind, string>> = {
-  [FailureKind.LEASE_LOST]: "runner not heard from",
+  [FailureKind.LEASE_LOST]: "lease expired",
   [FailureKind.INFRA]: "infrastructure failed",
   [FailureKind.REWARD_MISSING]: "no reward",
-  [FailureKind.RELEASED]: "given back by the runner",
+  [FailureKind.RELEASED]: "released by the runner",
   [FailureKind.SUPERSEDED]: "another attempt was first",
   [FailureKind.RUNNER_LOST]: "runner died",
 };
 
-/** `runner not heard from` of `FAILURE_KIND_LEASE_LOST`. */
+/** `lease expired` of `FAILURE_KIND_LEASE_LOST`. */
 export function failureName(kind: FailureKind): string {
   return FAILURES[kind] ?? enumWord(FailureKind, kind);
 }

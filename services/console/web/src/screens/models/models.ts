@@ -63,7 +63,7 @@ export function readWeights(typed: Record<string, string>): { weights: Record<st
   }
   return Object.values(weights).some((each) => each > 0)
     ? { weights }
-    : { problem: "At least one weight must be above 0." };
+    : { problem: "At least one weight must be greater than 0." };
 }
 
 /** True while calls to a backend wait. */

@@ -4,12 +4,12 @@ import type { Column, Sort } from "../../parts/table";
 
 export const COLUMNS: Column[] = [
   { id: "state", title: "State", width: "6.5rem" },
-  { id: "task", title: "Task", about: "How the task begins" },
+  { id: "task", title: "Task", about: "Beginning of the task" },
   { id: "reward", title: "Reward", align: "end", width: "4.5rem", sortable: true },
   { id: "duration", title: "Duration", align: "end", width: "5.5rem", sortable: true },
   { id: "tokens", title: "Tokens", about: "Of prompts and answers", align: "end", width: "4rem", sortable: true },
   { id: "cost", title: "Cost", align: "end", width: "4.5rem", sortable: true },
-  { id: "attempts", title: "Attempts", about: "That have ended", align: "end", width: "4.75rem" },
+  { id: "attempts", title: "Attempts", about: "Ended attempts", align: "end", width: "4.75rem" },
   { id: "failure", title: "Failure", width: "7rem" },
   { id: "version", title: "Version", about: "Of the agent", width: "5.5rem" },
   { id: "group", title: "Group", width: "4.5rem" },

@@ -32,35 +32,35 @@ export const FIGURES: Figure[] = [
   },
   {
     title: "Loss",
-    about: "What the training makes small. With rewards it need not fall: look at the reward.",
+    about: "The quantity that training minimises. With rewards it need not fall: look at the reward.",
     lines: { loss: "loss", value_loss: "of the critic" },
   },
   {
     title: "KL",
     about:
-      "KL divergence: how far the policy that answered is from the policy in training, and that from the policy at the start. 0 is equal.",
+      "KL divergence: how far the sampling policy is from the policy in training, and how far that is from the initial policy. 0 means equal.",
     lines: { kl_sampler_trainer: "sampler to trainer", kl_reference: "to the reference" },
   },
   {
     title: "Entropy",
-    about: "How undecided the policy is at each token. Near 0 it always answers the same.",
+    about: "How uncertain the policy is at each token. Near 0 it always gives the same answer.",
     lines: { entropy_estimate: "nats per token" },
   },
   {
     title: "Staleness",
-    about: "By how many steps the policy that answered is older than the policy in training.",
+    about: "By how many steps the sampling policy is older than the policy in training.",
     lines: { staleness_mean: "mean", staleness_max: "max" },
   },
   {
     title: "Engine mismatch",
     about:
-      "How far the probabilities of the engine are from those of the trainer for the same tokens and weights. 0 is equal.",
+      "How far the probabilities of the engine are from the trainer's for the same tokens and weights. 0 means equal.",
     lines: { engine_mismatch_kl: "KL", engine_mismatch_logprob_mean: "mean", engine_mismatch_logprob_max: "max" },
   },
   { title: "Tokens of a rollout", lines: { rollout_tokens_mean: "mean", rollout_tokens_max: "max" } },
   {
     title: "Gradient norm",
-    about: "How large the change is that a step asks for, before it is bounded.",
+    about: "Norm of the gradient of a step, before clipping.",
     lines: { grad_norm: "before clipping" },
   },
   { title: "Tokens per second", lines: { tokens_per_second: "sampled", trained_tokens_per_second: "trained" } },
