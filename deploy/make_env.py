@@ -77,7 +77,8 @@ def main() -> int:
     signing_key = secrets.token_urlsafe(SECRET_BYTES)
     folder.mkdir(mode=0o700, parents=True)
     for name, value in secret_files(signing_key, days=arguments.days).items():
-        # Compose mounts each file as it is, for a user of the container: others must be able to read it, but not to reach it.
+        # Compose mounts each file with its mode, for a user of the container: others must be able to read the file, but not
+        # to reach it.
         _write(folder / name, value, 0o444)
     lines = (
         "# FULMEN_TOKEN is the administrator's, for people's tools. The services' secrets are in FULMEN_SECRETS_DIR.",

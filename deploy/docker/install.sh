@@ -19,8 +19,9 @@ install() { /opt/uv/bin/uv pip install --quiet --python "$environment/bin/python
 # Prints the pinned version of the distribution $1 with its digests, as a requirement.
 pinned() { awk -v name="$1==" 'index($0, name) == 1 {found = 1} found {print; if ($0 !~ /\\$/) exit}' constraints.txt; }
 
-# The wheels of the gradient exchange and of the proxy compile what they call. The compiler stays in the build stage, and comes from the index that
-# everything else comes from. The target is named so that the code does not depend on the processor of the build machine.
+# The wheels of the gradient exchange and of the proxy compile their native libraries. The compiler stays in the build stage,
+# and is installed from the same index as everything else. The target is named so that the code does not depend on the processor
+# of the build machine.
 install_compiler() {
   command -v c++ >/dev/null && return
   make_environment /opt/zig

@@ -1,4 +1,5 @@
-"""Takes out of an environment what no process reads: `python slim.py /opt/fulmen`. For images, which nobody debugs in C.
+"""Removes files that no process reads from an environment: `python slim.py /opt/fulmen`. For images, in which no one
+debugs C code.
 
 Symbols and debug sections of shared objects lie behind all that is loaded, and so do the section headers that name them:
 the loader goes by program headers alone. Sources of extensions and stubs for type checkers are read by tools only. Half of

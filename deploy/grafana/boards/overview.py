@@ -38,14 +38,14 @@ OVERVIEW = Board(
                     unit="ops",
                     stacked=True,
                     queries={"{{failure_kind}}": rate("fulmen_runner_attempts_total", by="failure_kind")},
-                    about="`none` are successes. INFRA is tried again and is never a reward.",
+                    about="`none` are successes. INFRA is retried and never becomes a reward.",
                 ),
                 Panel(
                     title="Model calls, by status",
                     unit="reqps",
                     stacked=True,
                     queries={"{{status}}": rate("fulmen_llm_proxy_calls_total", by="status")},
-                    about="0: the caller was gone.",
+                    about="0: the caller had disconnected.",
                 ),
                 Panel(
                     title="Tokens",
@@ -110,7 +110,7 @@ OVERVIEW = Board(
                         + " / "
                         + total("fulmen_store_dispatched_total")
                     },
-                    about="Attempts that were handed out, whatever became of them.",
+                    about="Dispatched attempts, whatever their outcome.",
                 ),
             ],
         ),
@@ -148,7 +148,7 @@ OVERVIEW = Board(
                             "rpc_server_duration_seconds_count", by="job, rpc_code", where='{rpc_code!~"OK|CANCELLED"}'
                         ),
                     },
-                    about="INTERNAL and UNKNOWN are faults of ours; the rest is what callers asked for.",
+                    about="INTERNAL and UNKNOWN are faults of the services; other codes are caused by callers.",
                 ),
                 Panel(
                     title="Process starts, last hour",

@@ -48,7 +48,7 @@ QUEUE = Board(
                     title="Wait of a new rollout at this pace",
                     unit="s",
                     queries={"all projects": f"sum({WAITING}) / " + total("fulmen_store_dispatched_total")},
-                    about="Waiting rollouts by attempts dispatched a second: how old the queue's head is once it is steady.",
+                    about="Waiting rollouts divided by dispatched attempts per second.",
                 ),
                 Panel(
                     title="Claims lost to another replica",
@@ -64,7 +64,7 @@ QUEUE = Board(
                     title="Due times of schedules, last hour",
                     stacked=True,
                     queries={"{{outcome}}": "sum by (outcome) (increase(fulmen_store_schedule_runs_total[1h]))"},
-                    about="`fulmen schedule show` says why one failed.",
+                    about="`fulmen schedule show` shows why one failed.",
                 ),
                 percentiles("From the due time to the rollouts", "fulmen_store_schedule_delay_seconds"),
                 Panel(
@@ -74,7 +74,7 @@ QUEUE = Board(
                         "{{method}}": "sum by (method) (increase(fulmen_store_demand_forecast_errors_total[1h])) "
                         "/ scalar(sum(increase(fulmen_store_demand_forecast_compared_total[1h])))"
                     },
-                    about="Of the last hour, if a forecast is asked for. It is used while holt is below naive.",
+                    about="Over the last hour, if forecasts are requested. The forecast is used while holt is below naive.",
                 ),
             ],
         ),
@@ -101,7 +101,7 @@ QUEUE = Board(
                     title="Slot changes by reason",
                     unit="ops",
                     queries={"{{reason}}": rate("fulmen_runner_slot_changes_total", by="reason")},
-                    about="Of runners that decide their slots themselves.",
+                    about="Only runners with automatic slots.",
                 ),
                 Panel(
                     title="Stuck attempts and agents",
@@ -139,7 +139,7 @@ QUEUE = Board(
                         "{{agent}} {{mode}} {{dimension}}": "delta(fulmen_agent_reward_sum[15m]) / "
                         "(delta(fulmen_agent_reward_count[15m]) != 0)"
                     },
-                    about="Of fifteen minutes. Not by increase(): rewards that are negative make the sum fall, which is no restart.",
+                    about="Over fifteen minutes. Not with increase(): negative rewards decrease the sum, which increase() would take for a restart.",
                 ),
                 Panel(
                     title="Mean reward, last five minutes",

@@ -34,7 +34,7 @@ TRAINING = Board(
                 run_metrics("Loss", "loss", minimum=None),
                 run_metrics("Norm of the gradient, before clipping", "grad_norm"),
                 run_metrics(
-                    "Entropy", "entropy_estimate", minimum=None, about="Falls to nothing where a policy collapses."
+                    "Entropy", "entropy_estimate", minimum=None, about="Falls to almost 0 if a policy collapses."
                 ),
                 run_metrics("Learning rate", "learning_rate", unit="sci"),
             ],
@@ -66,7 +66,7 @@ TRAINING = Board(
                 run_metrics("Rollouts a second", "rollouts_per_second"),
                 run_metrics("Tokens a second, sampled", "tokens_per_second"),
                 run_metrics(
-                    "Where the time went", "spent_.*_seconds", unit="s", about="Since the beginning of the run."
+                    "Where the time went", "spent_.*_seconds", unit="s", about="Since the start of the run."
                 ),
             ],
         ),
