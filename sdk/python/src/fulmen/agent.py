@@ -35,7 +35,7 @@ class NotInAttempt(RuntimeError):
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What an agent said last of its progress: the part that is done, from 0 to 1, and what it is doing."""
+    """Last progress reported by an agent: the share that is done, from 0 to 1, and what it is doing."""
 
     fraction: float | None = None
     text: str = ""

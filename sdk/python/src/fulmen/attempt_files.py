@@ -1,13 +1,13 @@
 """The files in which a command, a container or a child process reports to its runner.
 
-`FULMEN_REWARDS_FILE` names that of rewards. Invariant: one line of JSON per statement, written at once, so that several
-processes may write concurrently; of rewards with the same dimension, step and span the last one counts:
+`FULMEN_REWARDS_FILE` names the file of rewards. Invariant: one line of JSON per statement, written with one call, so
+that several processes may write concurrently. Of rewards with the same dimension, step and span the last one counts:
 
     {"value": 0.5, "dimension": "style", "step": 3, "span_id": "00f067aa0ba902b7"}    only `value` is required
     {"undelivered_spans": 2}    number of spans that did not reach the store: the attempt is incomplete
 
-`FULMEN_PROGRESS_FILE` names that of progress. It holds one line of JSON, of at most 4096 bytes, and each report replaces the
-last; the runner reads it every two seconds:
+`FULMEN_PROGRESS_FILE` names the file of progress. It contains one line of JSON, of at most 4096 bytes, and each report
+replaces the last; the runner reads it every two seconds:
 
     {"fraction": 0.25, "text": "3 of 12 files"}    either member may be missing
 

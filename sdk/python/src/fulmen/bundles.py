@@ -1,8 +1,8 @@
 """Unpacks bundles: archives of files (tar.gz) that a tenant made, so nothing in them is trusted.
 
-Invariant: nothing is written outside the folder, and neither memory, files, depth nor time grows beyond the limits, whatever
-the archive says. Nothing is written through a link, and a link begins with its way up, so that where it leads can be read from
-its text: by induction none leads outside. tarfile's `data` filter (PEP 706), which resolves paths and stops where they become too
+Invariant: nothing is written outside the folder, and neither memory, files, depth nor time grows beyond the limits, whatever the
+archive contains. Nothing is written through a link, and a link begins with its way up, so that its target can be read from its
+text: by induction no link leads outside. tarfile's `data` filter (PEP 706), which resolves paths and stops where they become too
 long (CVE-2025-4517), only adds to that: it rejects devices and special permissions.
 """
 
@@ -35,15 +35,16 @@ _MALFORMED: Final = (
 
 
 class BundleInvalid(Exception):
-    """A bundle is not an archive, or exceeds a limit; the text says why and holds no path of this machine."""
+    """A bundle is not an archive, or exceeds a limit; the text has the reason and contains no path of this
+    machine."""
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Unpacks a tar.gz into an empty folder. Blocks. On an error the folder holds a part of the files.
+    """Unpacks a tar.gz into an empty folder. Blocks. On an error the folder contains a part of the files.
 
     Raises:
         BundleInvalid: If the archive is malformed, exceeds a limit, or has a member that leads outside.
-        OSError: If the machine cannot hold the files.
+        OSError: If the files cannot be written.
     """
     try:
         _extract(archive, folder)

@@ -1,4 +1,4 @@
-"""Which services are meant, and with what token they are called: named ones, or a local stack.
+"""The services to call and the token for them: named services, or a local stack.
 
 The local stack is a separate distribution, registered under the entry point group `fulmen.local_stack`.
 """
@@ -51,7 +51,7 @@ class LocalStackMissing(Exception):
 
 
 class TokenUnreadable(Exception):
-    """Raised when the token of a running stack cannot be read, as it is another user's."""
+    """Raised when the token of a running stack cannot be read, because the stack belongs to another user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class LocalStack:
 
     Attributes:
         targets: Addresses of its services.
-        token_file: File with the token of the role client, which is renewed.
+        token_file: File with a token of role client, which is renewed regularly.
     """
 
     targets: Targets
     token_file: Path
 
     def token(self) -> str:
-        """Returns the token as it is now.
+        """Returns the current token.
 
         Raises:
             TokenUnreadable: if it cannot be read.
@@ -100,7 +100,7 @@ def start_local_stack(
 
     Raises:
         LocalStackMissing: if none is installed.
-        Exception: if it does not start; the text says why.
+        Exception: if it does not start; the message has the reason.
     """
     start: Callable[..., AbstractContextManager[LocalStack]] = _provided(_STARTS)
     return start(state_dir, runners=runners, slots=slots, environment=environment)
@@ -108,13 +108,13 @@ def start_local_stack(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The services that are meant; what is not given comes from the stack running on the state directory.
+    """The services to call; missing values are taken from the stack that runs on the state directory.
 
     Attributes:
-        store: Address of the store, `host:port`; empty for that of the local stack.
+        store: Address of the store, `host:port`; empty for the local stack's.
         algorithm: Address of the algorithm service, likewise.
         llm_proxy: Address of the LLM proxy's gRPC port, likewise; of several, separated by commas, the first.
-        token: API token; empty for that of the local stack.
+        token: API token; empty for the local stack's.
         state_dir: State directory of the local stack.
     """
 
@@ -128,11 +128,11 @@ class Deployment:
     def found(
         cls, given: Mapping[str, str], state_dir: Path | None, environment: Mapping[str, str] = os.environ
     ) -> Deployment:
-        """Returns the deployment that is given, else that of the environment, else the stack of this folder.
+        """Returns the given deployment, otherwise the environment's, otherwise the stack of this folder.
 
         Args:
             given: addresses and token by name, empty if they are not given.
-            state_dir: state directory; if it is given and no service is, its stack alone is meant.
+            state_dir: state directory; if it is given and no service is, only its stack is used.
             environment: variables such as FULMEN_STORE_TARGET, FULMEN_TOKEN and FULMEN_STATE_DIR.
         """
         named = {name: value for name, value in given.items() if value}
@@ -145,11 +145,11 @@ class Deployment:
 
     @property
     def names_services(self) -> bool:
-        """Whether a service is named, so that the local stack's token is not meant."""
+        """Whether a service is named, so that the local stack's token is not used."""
         return any((self.store, self.algorithm, self.llm_proxy))
 
     def targets(self) -> Targets:
-        """Returns the address of each service: as given, those of the running stack, or the usual ports.
+        """Returns the address of each service: the given one, the running stack's, or the usual port.
 
         Raises:
             LocalStackMissing: if no service is named and no stack is running.
@@ -171,15 +171,15 @@ class Deployment:
         """Returns the token to send; None for services that are named without one.
 
         Raises:
-            LocalStackMissing: if it is that of a stack that is not running.
-            TokenUnreadable: if it is that of a stack of another user.
+            LocalStackMissing: if it is the token of a stack that is not running.
+            TokenUnreadable: if the stack belongs to another user.
         """
         if self.token:
             return self.token
         return None if self.names_services else find_local_stack(self.state_dir).token()
 
     def tls(self) -> TlsFiles | None:
-        """Returns the files for TLS, by FULMEN_TLS_CA_FILE and the like; a stack of this machine has no TLS."""
+        """Returns the files for TLS, from FULMEN_TLS_CA_FILE and related variables; a local stack has no TLS."""
         return TlsFiles.from_environment() if self.names_services else None
 
     @property
@@ -206,7 +206,7 @@ def claims_of(bearer: str) -> dict[str, Any] | None:
 
 
 def _provided(name: str) -> Any:
-    """Loads what the local stack's distribution provides."""
+    """Loads an entry point of the local stack's distribution."""
     for entry_point in entry_points(group=_LOCAL_STACKS):
         if entry_point.name == name:
             return entry_point.load()

@@ -1,9 +1,9 @@
 """`fulmen.effect`: side effects that happen once per rollout, whatever happens to its runners.
 
 A lost attempt continues elsewhere, and repeats what its code does: `docs/fleets.md`. An effect is declared at the LLM proxy
-before it is done, and its result afterwards; an attempt that comes to it again gets the result.
+before it is carried out, and its result afterwards; an attempt that reaches it again gets the result.
 
-Imports only the standard library: agents with Pythons of their own use it, too.
+Imports only the standard library: agents with their own Python environments use it, too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _AWAY: Final = (429, 500, 502, 503, 504)
 
 
 class EffectFailed(RuntimeError):
-    """The proxy refuses the effect, or does not answer: it was not done."""
+    """The proxy refused the effect, or did not answer: it was not carried out."""
 
 
 class EffectUnknown(RuntimeError):
-    """The effect was begun before, and it is not known whether it was done. Ask the system that it changes, then continue."""
+    """The effect was begun before, and it is not known whether it was carried out. Check the system that it changes, then
+    continue."""
 
 
 @overload
@@ -50,19 +51,20 @@ def effect(name: str, key: str, call: Callable[[], T]) -> T: ...
 
 
 def effect(name: str, key: str, call: Callable[[], Any]) -> Any:
-    """Does something that must not be done twice in a rollout: sends a mail, books a payment.
+    """Carries out a side effect at most once per rollout, such as a mail or a payment.
 
-    Outside an attempt it only calls. An exception of `call` passes, and leaves the effect unknown.
+    Outside an attempt it only calls `call`. An exception of `call` is raised unchanged, and the effect's result stays
+    unknown.
 
     Args:
-        name: What is done: 1 to 64 characters of [A-Za-z0-9_.-].
-        key: Which one it is among those of the name, such as the number of an invoice; at most 256 characters. It must not depend
-            on the attempt.
-        call: Does it; may be a coroutine function, then the result is to be awaited. Its result must have a JSON form of at most
-            64 KiB, which is what is returned.
+        name: Name of the effect: 1 to 64 characters of [A-Za-z0-9_.-].
+        key: Key that distinguishes effects of the same name, such as the number of an invoice; at most 256 characters. It must
+            not depend on the attempt.
+        call: The function that carries it out; if it is a coroutine function, await the result. Its result must be representable
+            as at most 64 KiB of JSON, and is returned in that form.
 
     Raises:
-        EffectUnknown: If it was begun, by a lost attempt or another call, and its result is not known.
+        EffectUnknown: If it was begun by a lost attempt or another call, and its result is not known.
         EffectFailed: If it could not be declared.
     """
     environment = _environment()
@@ -105,7 +107,7 @@ def _environment() -> Mapping[str, str] | None:
 
 
 def _ask(environment: Mapping[str, str], **fields: object) -> dict[str, Any]:
-    """Sends a request, again while the proxy or the store is away: it is idempotent."""
+    """Sends a request, and retries it while the proxy or the store is unavailable: it is idempotent."""
     request = urllib.request.Request(  # noqa: S310  # the address of the proxy
         environment["OPENAI_BASE_URL"].rstrip("/") + "/effects",
         data=json.dumps(fields).encode(),

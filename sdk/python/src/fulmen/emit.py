@@ -1,8 +1,8 @@
 """Emitters for agents: rewards, progress, annotations, messages, objects, exceptions.
 
-Invariants: a reward reaches the store with the attempt's completion or not at all; a reward with the same dimension,
-step and span replaces the earlier value. Everything emitted but progress is also a separate span below the open one, so it
-is recorded even if the agent is stopped early. Only `emit_reward` raises exceptions.
+Invariants: a reward reaches the store with the attempt's completion or not at all; a reward with the same dimension, step
+and span replaces the earlier value. Everything emitted except progress is also recorded as a span below the open one, even
+if the agent is stopped early. Only `emit_reward` raises exceptions.
 
 OpenTelemetry's SDK is imported at first use, because this module is part of `import fulmen`.
 """
@@ -64,7 +64,7 @@ def emit_reward(
         step: The scored agent step, from 0; None scores the whole attempt.
         span: The scored span: `CURRENT_SPAN`, a span, its context, an open operation, or its id as eight bytes or 16
             hexadecimal digits.
-        trace: Whether the reward is also a span; False makes it nearly free.
+        trace: Whether the reward is also recorded as a span; False costs almost nothing.
 
     Raises:
         RewardInvalid: If an argument is out of range, or the attempt has too many rewards. No reward is emitted then.
@@ -94,13 +94,13 @@ def emit_reward(
 
 
 def emit_progress(fraction: float | None = None, text: str = "") -> None:
-    """Reports how far the attempt is, for people who watch it: `fulmen rollout show` and `fulmen rollout watch`.
+    """Reports the progress of the attempt, for people who watch it: `fulmen rollout show` and `fulmen rollout watch`.
 
-    Shown within a few seconds, while the attempt runs; the last report counts. Nearly free. Outside an attempt, and in
-    containers and Jobs, it is not shown.
+    It is shown within a few seconds, while the attempt runs; the last report counts. It costs almost nothing. Outside
+    an attempt, and in containers and Jobs, it is not shown.
 
     Args:
-        fraction: Part that is done, 0 to 1; None if that is not known.
+        fraction: Share that is done, 0 to 1; None if unknown.
         text: What the agent is doing; one line, truncated to 200 characters.
     """
     known = as_number(fraction)
@@ -150,7 +150,8 @@ def emit_object(value: object, *, name: str = "", attributes: Mapping[str, objec
     """Records a value.
 
     Args:
-        value: Any value, recorded as at most 8192 characters of JSON; values without a JSON form by their type.
+        value: Any value, recorded as at most 8192 characters of JSON; values that JSON cannot represent are recorded
+            as their type.
         name: Name of the value.
         attributes: Further attributes, as for `emit_annotation`.
     """
@@ -228,7 +229,7 @@ def _span(
 ) -> None:
     """Creates a span of zero duration below the open one; none in a Python without OpenTelemetry.
 
-    Such a Python is that of an agent's own virtual environment, in which the runner provides this module.
+    That is the case in an agent's own virtual environment, for which the runner provides this module.
     """
     try:
         from opentelemetry import trace

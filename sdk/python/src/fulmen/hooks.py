@@ -7,8 +7,8 @@ A hook is an object with any of the four methods of `Hook`. A runner loads the h
             if end.succeeded and end.duration_s < 0.1:
                 raise FailAttempt("It cannot have done anything in this time.")
 
-Invariant: the arguments of a hook are read-only and hold no secret. An exception in a hook is reported and has no other
-effect, except that `FailAttempt` fails the attempt.
+Invariant: the arguments of a hook are read-only and contain no secret. An exception in a hook is reported and has no
+other effect, except that `FailAttempt` fails the attempt.
 """
 
 from collections.abc import Mapping

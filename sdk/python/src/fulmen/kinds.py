@@ -1,7 +1,7 @@
 """Kinds of resources that services act on, and what their content must be.
 
-The store checks a version before it stores it, so that no reader meets one that it cannot read. Readers check again: a
-stored version may be older than a rule.
+The store checks a version before it stores it, so that readers can read all of them. Readers check again: a stored
+version may be older than a rule.
 """
 
 import json
@@ -193,7 +193,8 @@ def _recording_problems(message: route_pb2.Recording, problems: Problems) -> Non
 def pattern_problem(expression: str) -> str:
     """Returns why a text is not a pattern of redaction; empty if it is.
 
-    It is compiled only: a search, even of the empty text, may take for ever, and is for the proxy, which can end one.
+    It is only compiled: a search, even in an empty text, may take forever; only the proxy searches, because it can
+    interrupt it.
     """
     if not 1 <= len(expression) <= _MAX_EXPRESSION:
         return f"must have 1 to {_MAX_EXPRESSION} characters"
@@ -205,7 +206,7 @@ def pattern_problem(expression: str) -> str:
 
 
 def overrides_problem(text: str) -> str:
-    """Returns why a text is not the overrides of a route; empty if it is, as the empty text."""
+    """Returns why a text is not the overrides of a route; empty if it is valid; the empty text is."""
     try:
         fields = json.loads(text, parse_constant=_no_constant) if text else {}
     except (ValueError, RecursionError):

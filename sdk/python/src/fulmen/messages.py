@@ -1,4 +1,4 @@
-"""Values of the contract's messages as plain Python values."""
+"""Values of the API's messages as plain Python values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def enum_number(enum: Any, word: str) -> Any:
         word: the name without its prefix; upper or lower case.
 
     Raises:
-        ValueError: if there is none of this name; the text lists those that there are.
+        ValueError: if the name does not exist; the message lists all names.
     """
     names = [str(name) for name in enum.keys()]  # noqa: SIM118  # No mapping.
     prefix = names[0].removesuffix("UNSPECIFIED")

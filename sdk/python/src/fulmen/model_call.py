@@ -114,7 +114,8 @@ class ModelCall:
         choice: Index of the choice in the answer, from 0.
         replayed: Id of the span, in a lost attempt, of the call that sampled the tokens, 16 hexadecimal digits; empty if
             this call did.
-        routed_experts: Experts that computed tokens of prompt and completion; None if the engine does not say.
+        routed_experts: Experts that computed tokens of prompt and completion; None if the engine does not report
+            them.
     """
 
     span_id: bytes

@@ -48,7 +48,7 @@ class PolicyVersion:
         """Reads what a resource of kind `policy` describes.
 
         Raises:
-            ValueError: if it describes no weights.
+            ValueError: if it does not describe weights.
         """
         try:
             described: dict[str, Any] = json.loads(resource.content)
@@ -80,5 +80,5 @@ class PolicyVersion:
 
     @property
     def short(self) -> str:
-        """`POLICY@VERSION`, as commands take it."""
+        """`POLICY@VERSION`, as accepted by commands."""
         return f"{self.policy}@{self.resource.version}"

@@ -1,7 +1,8 @@
-"""Makes training data of recorded calls: demonstrations to imitate, or tasks with the recorded answer.
+"""Makes training data from recorded calls: demonstrations to imitate, or tasks with the recorded answer.
 
-Invariant: a conversation gives at most one row, of its longest complete call; what is said in another row already gives
-none. Rows with the same prompt are all for training, or all for validation, whatever else is recorded.
+Invariant: a conversation yields at most one row, from its longest complete call; a conversation that is contained in
+another row yields none. Rows with the same prompt are all used for training or all for validation, whatever else is
+recorded.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class DataSet:
 
 @dataclass(slots=True, kw_only=True)
 class _Said:
-    """The longest complete call of a conversation, with the hashes of its beginnings; the last is of all of it."""
+    """The longest complete call of a conversation, with the hashes of its beginnings; the last one is of the whole
+    conversation."""
 
     messages: list[Row]
     tools: list[Row]
@@ -63,12 +65,13 @@ class _Said:
 
 
 def data_set(calls: Iterable[call_pb2.RecordedCall], kind: RowKind, *, validation_share: float = 0.1) -> DataSet:
-    """Makes a data set of calls, which have their texts; newest first, as lists have them.
+    """Makes a data set from calls with their texts, newest first, as returned by lists.
 
     Args:
         calls: The calls.
         kind: What rows are for.
-        validation_share: Share of the rows that validate, 0 to below 1; one prompt at least, unless it is 0 or there is one.
+        validation_share: Share of the rows that are used for validation, at least 0 and less than 1; at least one prompt,
+            unless it is 0 or there is only one prompt.
     """
     longest: dict[str, call_pb2.RecordedCall] = {}
     count, names = 0, set()
@@ -137,7 +140,7 @@ def _said(call: call_pb2.RecordedCall) -> _Said:
 
 
 def _distinct(said: Sequence[_Said]) -> list[_Said]:
-    """Returns those that are said in no other one."""
+    """Returns the conversations that are not contained in another one."""
     begun = {digest for each in said for digest in each.hashes[:-1]}
     kept: dict[bytes, _Said] = {}
     for each in said:
@@ -147,7 +150,7 @@ def _distinct(said: Sequence[_Said]) -> list[_Said]:
 
 
 def _split(said: list[_Said], share: float) -> tuple[list[_Said], list[_Said]]:
-    """Splits by the hash of the prompt, in its order, which says nothing about the prompt."""
+    """Splits by the hash of the prompt, in its order, which is independent of the prompt's content."""
     ordered = sorted(said, key=lambda each: (each.hashes[-2], each.hashes[-1]))
     bound = int(share * 2**64)
     first = sum(int.from_bytes(each.hashes[-2][:8]) < bound for each in ordered)

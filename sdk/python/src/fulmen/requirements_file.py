@@ -1,7 +1,7 @@
 """Reads the requirements file of an agent: packages by name, and nothing else that pip or uv would accept.
 
 Invariant: what is returned are names with extras, versions, markers and hashes. No line of it is an option, a path or a URL,
-so that whoever installs it reads no file and asks no server that the file chose.
+so that an installer reads no file and calls no server that the file chose.
 """
 
 from __future__ import annotations

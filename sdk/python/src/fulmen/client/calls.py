@@ -33,7 +33,7 @@ class RecordedCall(View[call_pb2.RecordedCall]):
 
     @property
     def model(self) -> str:
-        """The model that the app asked for."""
+        """The model that the app requested."""
         return str(self.proto.model)
 
     @property
@@ -53,7 +53,7 @@ class RecordedCall(View[call_pb2.RecordedCall]):
 
     @property
     def http_status(self) -> int:
-        """HTTP status of the answer; 0 if the app left before."""
+        """HTTP status of the answer; 0 if the app disconnected first."""
         return int(self.proto.http_status)
 
     @property
@@ -135,7 +135,7 @@ class Conversation(View[call_pb2.Conversation]):
 
     @property
     def id(self) -> str:
-        """The id in its name: that of the header `x-fulmen-conversation`, or one of the store's."""
+        """The id in its name: from the header `x-fulmen-conversation`, or assigned by the store."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -155,7 +155,7 @@ class Conversation(View[call_pb2.Conversation]):
 
     @property
     def label(self) -> str:
-        """A word about it."""
+        """Label; empty if there is none."""
         return str(self.proto.label)
 
     @property

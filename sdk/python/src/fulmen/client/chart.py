@@ -54,7 +54,7 @@ def _svg(curves: dict[str, list[tuple[int, float]]]) -> str:
 
 
 class LiveChart:
-    """A display of a notebook that is replaced as a run goes on."""
+    """A display in a notebook that is updated while a run continues."""
 
     def __init__(self, display: Callable[..., Any]) -> None:
         """Shows nothing yet.

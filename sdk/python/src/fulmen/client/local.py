@@ -23,9 +23,9 @@ def local(
     slots: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Client]:
-    """Starts the four services and their database for the duration of a block; yields a client of them.
+    """Starts the four services and their database for the duration of a block; yields a client for them.
 
-    It takes free ports, so that any number of stacks run side by side, and ends with this process at the latest.
+    It uses free ports, so that any number of stacks can run side by side, and ends with this process at the latest.
 
     >>> import fulmen
     >>> with fulmen.local() as client:  # doctest: +SKIP
@@ -33,15 +33,15 @@ def local(
     1
 
     Args:
-        state_dir: where its state is kept; None for a temporary directory that is deleted in the end. A short path:
-            the database has a socket in it.
+        state_dir: where its state is kept; None for a temporary directory that is deleted at the end. The path must
+            be short, because it contains a socket of the database.
         runners: number of runner processes.
-        slots: attempts that each runner runs at once; None for its own setting.
+        slots: concurrent attempts of each runner; None for its own setting.
         environment: further settings of the services, such as `FULMEN_ALGORITHM_MODULES`.
 
     Raises:
         LocalStackMissing: if the stack is not installed.
-        Exception: if it does not start; the text says why.
+        Exception: if it does not start; the message has the reason.
     """
     folder = Path(tempfile.mkdtemp(prefix="fulmen-")) if state_dir is None else Path(state_dir).resolve()
     try:

@@ -15,7 +15,7 @@ MICROS_PER_DOLLAR = 1e6
 
 
 class QueueStats(View[rollout_service_pb2.GetQueueStatsResponse]):
-    """How many rollouts wait and run."""
+    """Numbers of queued and running rollouts."""
 
     __slots__ = ()
     _shown: ClassVar[tuple[str, ...]] = ("queued_count", "running_count", "delayed_count", "runner_count")
@@ -32,7 +32,7 @@ class QueueStats(View[rollout_service_pb2.GetQueueStatsResponse]):
 
     @property
     def delayed_count(self) -> int:
-        """Number of rollouts that wait for their back-off or time."""
+        """Number of rollouts that wait for their back-off or `not_before_time`."""
         return int(self.proto.delayed_count)
 
     @property
@@ -57,7 +57,7 @@ class QueueStats(View[rollout_service_pb2.GetQueueStatsResponse]):
 
     @property
     def paused_agents(self) -> list[str]:
-        """Agent versions that are paused because runners died under them."""
+        """Agent versions that are paused because several runners were lost while they ran them."""
         return [each.agent for each in self.proto.paused_agents]
 
 
@@ -75,12 +75,12 @@ class Usage(View[usage_service_pb2.UsageGroup]):
 
     @property
     def name(self) -> str:
-        """What it is the usage of: a model, a backend, a run, a rollout or an attempt; empty for all together."""
+        """Name of the group: a model, a backend, a run, a rollout or an attempt; empty for the sum of all."""
         return str(self.proto.name)
 
     @property
     def call_count(self) -> int:
-        """Number of calls that ended, failed ones included."""
+        """Number of calls that ended, including failed ones."""
         return int(self.proto.usage.request_count)
 
     @property

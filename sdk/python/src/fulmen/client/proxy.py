@@ -14,7 +14,7 @@ __all__ = ["Backend", "BackendHealth", "Route", "Target"]
 
 
 class Target(View[route_pb2.RouteTarget]):
-    """Where a route sends calls."""
+    """A target of a route's calls."""
 
     __slots__ = ()
     _shown: ClassVar[tuple[str, ...]] = ("backend", "model", "weight")
@@ -26,7 +26,7 @@ class Target(View[route_pb2.RouteTarget]):
 
     @property
     def model(self) -> str:
-        """Model name that the backend is sent; empty for the public one."""
+        """Model name sent to the backend; empty for the public one."""
         return str(self.proto.backend_model)
 
     @property
@@ -68,12 +68,12 @@ class Route(View[route_pb2.Route]):
 
     @property
     def project(self) -> str:
-        """Project whose callers alone may use it, `projects/{project}`; empty for every project's."""
+        """Project whose callers may use the route, `projects/{project}`; empty for all projects."""
         return str(self.proto.project)
 
     @property
     def targets(self) -> list[Target]:
-        """Where calls go."""
+        """Targets of the calls."""
         return [Target(each) for each in self.proto.targets]
 
     @property
@@ -115,7 +115,7 @@ class Backend(View[backend_pb2.Backend]):
 
     @property
     def is_draining(self) -> bool:
-        """Whether it gets no new calls."""
+        """Whether it is drained and receives no new calls."""
         return bool(self.proto.draining)
 
 
@@ -132,7 +132,7 @@ class BackendHealth(View[backend_pb2.BackendHealth]):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it answers."""
+        """Whether it is healthy."""
         return bool(self.proto.healthy)
 
     @property

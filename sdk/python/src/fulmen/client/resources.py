@@ -65,7 +65,7 @@ class Resource(View[resource_pb2.ResourceVersion]):
 
     @property
     def value(self) -> Any:
-        """The content by its media type: JSON as values, text as text, else bytes."""
+        """The content by its media type: JSON as Python values, text as str, otherwise bytes."""
         return decoded(self.content, self.proto.content_type or "application/octet-stream")
 
     @property

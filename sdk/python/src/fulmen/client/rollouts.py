@@ -60,12 +60,12 @@ class Attempt(View[attempt_pb2.Attempt]):
 
     @property
     def output(self) -> Any:
-        """What the agent returned; None if there is nothing."""
+        """Return value of the agent; None if there is none."""
         return decoded(self.proto.output, self.proto.output_content_type) if self.proto.output else None
 
     @property
     def rewards(self) -> dict[str, float]:
-        """Rewards of the whole attempt by dimension, unitless; those of steps and spans are in `proto`."""
+        """Rewards of the whole attempt by dimension, unitless; rewards of steps and spans are in `proto`."""
         return {
             each.dimension or FINAL_DIMENSION: each.value
             for each in self.proto.rewards
@@ -79,17 +79,18 @@ class Attempt(View[attempt_pb2.Attempt]):
 
     @property
     def stdout(self) -> str:
-        """End of its agent's standard output; empty unless it was asked for and the runner kept some."""
+        """End of its agent's standard output; empty unless it was requested and the runner kept it."""
         return str(self.proto.printed.stdout)
 
     @property
     def stderr(self) -> str:
-        """End of its agent's standard error; empty unless it was asked for and the runner kept some."""
+        """End of its agent's standard error; empty unless it was requested and the runner kept it."""
         return str(self.proto.printed.stderr)
 
     @property
     def progress(self) -> tuple[float | None, str] | None:
-        """What its agent reported last: the part that is done (0 to 1, None if unknown) and a text; None if nothing."""
+        """Last progress reported by its agent: the share that is done (0 to 1, None if unknown) and a text; None if
+        there is none."""
         if not self.proto.HasField("progress"):
             return None
         said = self.proto.progress
@@ -107,7 +108,7 @@ class Attempt(View[attempt_pb2.Attempt]):
 
     @property
     def duration_s(self) -> float | None:
-        """How long it took, in seconds; None while it runs."""
+        """Duration, in seconds; None while it runs."""
         if self.start_time is None or self.end_time is None:
             return None
         return (self.end_time - self.start_time).total_seconds()
@@ -136,7 +137,7 @@ class Rollout(View[rollout_pb2.Rollout]):
 
     @property
     def is_final(self) -> bool:
-        """Whether its state never changes any more."""
+        """Whether its state is final."""
         return self.state in FINAL_STATES
 
     @property
@@ -186,7 +187,7 @@ class Rollout(View[rollout_pb2.Rollout]):
 
     @property
     def output(self) -> Any:
-        """What the agent returned in the deciding attempt; None if there is nothing."""
+        """Return value of the agent in the deciding attempt; None if there is none."""
         return self.attempt.output if self.attempt is not None else None
 
     @property
@@ -240,7 +241,8 @@ class RolloutCount(View[rollout_selection_pb2.CountRolloutsResponse]):
 
     @property
     def facets(self) -> dict[str, dict[str, int]]:
-        """Number of rollouts by value, by field: of the newest 10,000, of maps of the newest 500; `proto` says if there are more."""
+        """Number of rollouts by value, for each field: over the newest 10,000 rollouts, for maps over the newest 500; `proto` has
+        whether there are more."""
         return {facet.field: {each.value: each.count for each in facet.values} for facet in self.proto.facets}
 
     def _summed(self, field: str) -> dict[str, int]:
@@ -259,7 +261,7 @@ class RolloutChanges(View[rollout_changes_pb2.WatchRolloutChangesResponse]):
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The rollouts as they are now, with their latest attempts; tasks and outputs are left out."""
+        """The rollouts in their current state, with their latest attempts; tasks and outputs are left out."""
         return [Rollout(each) for each in self.proto.rollouts]
 
     @property

@@ -16,7 +16,7 @@ VALIDATION: Final = ("validation_accuracy", "validation_pass_at_1", "validation_
 
 
 class RunFailed(Exception):
-    """Raised when a training run that is waited for ends otherwise than well.
+    """Raised when a training run that is waited for fails or is cancelled.
 
     Attributes:
         name: `projects/{project}/trainingRuns/{id}`.
@@ -38,12 +38,12 @@ class Step(View[training_run_pb2.StepMetrics]):
 
     @property
     def number(self) -> int:
-        """Number of the step, from 1; 0 for what was measured before the first."""
+        """Number of the step, from 1; 0 for measurements before the first."""
         return int(self.proto.step)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics by name; docs/metrics.md says what they are."""
+        """All metrics by name; docs/metrics.md explains them."""
         return dict(self.proto.values)
 
     @property

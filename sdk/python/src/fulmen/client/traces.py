@@ -68,7 +68,7 @@ class ModelCall(View[model_call_pb2.ModelCallRecord]):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may be trained on; `proto.unusable_reason` says why not."""
+        """Whether it may be trained on; otherwise `proto.unusable_reason` has the reason."""
         return bool(self.proto.usable)
 
 
@@ -121,7 +121,7 @@ class Span(View[span_service_pb2.AttemptSpan]):
 
     @property
     def duration_s(self) -> float:
-        """How long it took, in seconds."""
+        """Duration, in seconds."""
         return float(self.otlp.end_time_unix_nano - self.otlp.start_time_unix_nano) / 1e9
 
     @property
@@ -131,7 +131,7 @@ class Span(View[span_service_pb2.AttemptSpan]):
 
     @property
     def scope(self) -> str:
-        """What wrote it, such as `fulmen.llm_proxy`."""
+        """Instrumentation scope, such as `fulmen.llm_proxy`."""
         return str(self.proto.span.scope)
 
     @cached_property

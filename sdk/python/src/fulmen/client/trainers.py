@@ -20,7 +20,8 @@ class Row:
 
     Attributes:
         token_ids: Prompt and completion.
-        weights: Weight of each token in the loss, 0 for tokens that do not train; empty for 1 for all but the first.
+        weights: Weight of each token in the loss, 0 for tokens that are not trained on; empty means 1 for all tokens
+            but the first.
         advantages: Advantage of each token, for losses other than `cross_entropy`.
         sampler_logprobs: Log-probability of each token when it was sampled, for losses other than `cross_entropy` and `reinforce`.
     """
@@ -68,9 +69,9 @@ class Completion:
     Attributes:
         prompt_ids: The prompt.
         token_ids: Sampled tokens, with the token that ends the turn if it was sampled.
-        logprobs: Log-probability of each of them.
+        logprobs: Natural log-probability of each of these tokens.
         text: Text without special tokens.
-        stopped: Whether it ended by itself, not by `max_tokens`.
+        stopped: Whether it ended with a stop token, not by `max_tokens`.
     """
 
     prompt_ids: Sequence[int] = field(repr=False)
@@ -92,12 +93,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardResult:
-    """What `forward_backward` computes, of the weights before the next step.
+    """Results of `forward_backward`, for the weights before the next step.
 
     Attributes:
-        loss: Mean over tokens, by weight.
+        loss: Mean over tokens, weighted.
         weight: Sum of the weights of all tokens.
-        metrics: Metrics by name; docs/metrics.md says what they are.
+        metrics: Metrics by name; docs/metrics.md explains them.
         logprobs: Log-probability of each token of each row; 0 for tokens without weight.
     """
 

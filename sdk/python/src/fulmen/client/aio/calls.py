@@ -40,7 +40,7 @@ class AsyncCallQuery:
             yield RecordedCall(each)
 
     async def to_list(self) -> list[RecordedCall]:
-        """Returns all of them."""
+        """Returns all selected calls as a list."""
         return [each async for each in self]
 
     async def to_pandas(self) -> Any:
@@ -78,7 +78,7 @@ class AsyncCalls(Part):
             call: its name.
 
         Raises:
-            CallNotFound: if there is none.
+            CallNotFound: if it does not exist.
         """
         return RecordedCall((await self._services.calls.GetCall(pb.GetCallRequest(name=call))).call)
 
@@ -105,23 +105,23 @@ class AsyncCalls(Part):
         Args:
             conversation: its id, as in the header `x-fulmen-conversation`, its name or its record.
             score: a number; None removes it.
-            label: a word about it, at most 128 characters.
+            label: a label, at most 128 characters.
 
         Raises:
             CallNotFound: if it was not recorded, or its first call has not arrived yet, which takes a few seconds.
-            ArgumentInvalid: if the score is not finite, or the label too long.
+            ArgumentInvalid: if the score is not finite, or the label is too long.
         """
         request = pb.RateConversationRequest(name=self._name(conversation), score=score, label=label)
         return Conversation((await self._services.calls.RateConversation(request)).conversation)
 
     async def delete(self, conversations: Iterable[str | Named]) -> int:
-        """Deletes conversations with all their calls, for good; returns the number of calls.
+        """Permanently deletes conversations with all their calls; returns the number of deleted calls.
 
         >>> await client.calls.delete(["chat-of-somebody-who-left"])
         0
 
         Args:
-            conversations: ids, names or records. Those that do not exist are left out.
+            conversations: ids, names or records. Conversations that do not exist are ignored.
         """
         names, count = [self._name(each) for each in conversations], 0
         for start in range(0, len(names), BATCH_SIZE):
@@ -130,7 +130,7 @@ class AsyncCalls(Part):
         return count
 
     async def demonstrations(self, *, filter: str = "", limit: int | None = None) -> builtins.list[dict[str, Any]]:
-        """Returns demonstrations: of each conversation, the messages of its longest complete call with the answer.
+        """Returns demonstrations: for each conversation, the messages of its longest complete call with the answer.
 
         >>> await client.calls.demonstrations(filter="score > 0.5")
         []
@@ -142,7 +142,7 @@ class AsyncCalls(Part):
         return await self._rows(RowKind.DEMONSTRATIONS, filter, limit)
 
     async def tasks(self, *, filter: str = "", limit: int | None = None) -> builtins.list[dict[str, Any]]:
-        """Returns tasks: of each conversation, the messages of its longest complete call, and the recorded answer.
+        """Returns tasks: for each conversation, the messages of its longest complete call, and the recorded answer.
 
         >>> await client.calls.tasks(filter="model = assistant")
         []

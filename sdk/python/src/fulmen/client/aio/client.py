@@ -46,9 +46,9 @@ __all__ = ["AsyncClient"]
 
 
 class AsyncClient:
-    """The services of a deployment, or of the stack of this machine; used from any event loop.
+    """A client of the services of a deployment or of the local stack. It can be used from any event loop.
 
-    It connects at its first call, and reconnects by itself. All its calls raise the classes of `fulmen.errors`.
+    It connects at its first call and reconnects automatically. Its calls raise the classes of `fulmen.errors`.
 
     >>> import fulmen
     >>> async with fulmen.AsyncClient() as client:
@@ -66,16 +66,16 @@ class AsyncClient:
         token: str = "",
         state_dir: str | PathLike[str] | None = None,
     ) -> None:
-        """Finds the services: those that are given, then those of the environment, then the stack of a directory.
+        """Finds the services: from the arguments, then from the environment, then from the stack of a directory.
 
         Args:
             store: address of the store, `host:port`; by default FULMEN_STORE_TARGET.
             algorithm: address of the algorithm service; by default FULMEN_ALGORITHM_TARGET.
             llm_proxy: address of the LLM proxy's gRPC port; by default FULMEN_LLM_PROXY_TARGET.
-            token: API token; by default FULMEN_TOKEN, then the stack's own. FULMEN_TLS_CA_FILE and related
-                variables say how to connect to services that are named.
-            state_dir: state directory of the stack, for what is not named; by default FULMEN_STATE_DIR, then .fulmen.
-                If it is given, the environment's addresses and token do not count.
+            token: API token; by default FULMEN_TOKEN, then the stack's own. FULMEN_TLS_CA_FILE and related variables
+                configure the connections to named services.
+            state_dir: state directory of the local stack, for services that are not named; by default
+                FULMEN_STATE_DIR, then .fulmen. If it is given, addresses and token in the environment are ignored.
 
         Raises:
             LocalStackMissing: if no service is named and no stack is running.
@@ -114,7 +114,7 @@ class AsyncClient:
 
     @property
     def services(self) -> Services:
-        """The generated stubs of all services, for what has no method here."""
+        """The generated stubs of all services, for rpcs without a method here."""
         return self._session.services
 
     @property
@@ -154,7 +154,7 @@ class AsyncClient:
 
     @property
     def trainers(self) -> AsyncTrainers:
-        """Trainers of loops of your own."""
+        """Trainers for your own training loops."""
         return AsyncTrainers(self._session)
 
     @property
@@ -170,7 +170,7 @@ class AsyncClient:
     async def publish_agent(
         self, name: str, agent: Agent, *, reward: Reward = None, folder: str | PathLike[str] | None = None
     ) -> Resource:
-        """Publishes an agent, so that rollouts can be created of it; the same one keeps its version.
+        """Publishes an agent, so that rollouts of it can be created; an unchanged agent keeps its version.
 
         >>> def solve(task):
         ...     return task["input"]
@@ -187,13 +187,13 @@ class AsyncClient:
 
         Raises:
             ConfigError: with every problem that was found.
-            ExtraMissing: if a library is not installed that an argument needs.
+            ExtraMissing: if a library that an argument needs is not installed.
         """
         version = await publish_given_agent(self.services, name, agent, reward=reward, folder=folder)
         return await self.resources.get(version)
 
     async def queue(self, *, run: str | Named | None = None) -> QueueStats:
-        """Returns how many rollouts wait and run, in the project or in one training run.
+        """Returns how many rollouts are queued and running, in the project or in one training run.
 
         >>> (await client.queue()).runner_count
         1
@@ -202,7 +202,8 @@ class AsyncClient:
         return QueueStats(await self.services.rollouts.GetQueueStats(request))
 
     async def pause_queue(self, reason: str = "") -> None:
-        """Pauses the project's queue: from one second later no rollout is handed to a runner; those that run continue.
+        """Pauses the project's queue: within one second no more rollouts are assigned to runners; running ones
+        continue.
 
         >>> await client.pause_queue("the model server is replaced")
         >>> (await client.queue()).pause_reason
@@ -211,7 +212,7 @@ class AsyncClient:
         True
 
         Args:
-            reason: why, for those who look at the queue; at most 256 characters.
+            reason: the reason, for people who look at the queue; at most 256 characters.
         """
         await self.services.rollouts.PauseQueue(
             rollout_service_pb2.PauseQueueRequest(project=self.project, reason=reason)
@@ -239,7 +240,7 @@ class AsyncClient:
             by: `model`, `backend`, `training_run`, `rollout` or `attempt`; empty for the sum.
             run: only this training run.
             rollout: only this rollout.
-            since: only calls since then.
+            since: only calls since this time; without a zone, local time.
         """
         request = usage_service_pb2.GetUsageRequest(
             project=self.project,
@@ -261,19 +262,20 @@ class AsyncClient:
         base: Base = None,
         **options: Unpack[TrainOptions],
     ) -> AsyncRun:
-        """Publishes an agent and its tasks, and creates the training run; returns it at once, of several stages the last.
+        """Publishes an agent and its tasks and creates a training run; returns the run immediately, with several stages
+        the last one.
 
         Everything is checked first: if there are problems, all of them are reported and nothing is created.
 
         Args:
             agent: a function, a path such as "agent.py:solve", a command such as ["node", "agent.js"], or an
-                `AgentConfig`. The agent names the policy as its model. None where none runs, as in `sft` alone.
+                `AgentConfig`. The agent names the policy as its model. None if no agent runs, as for `sft`.
             algorithm: such as `fulmen.GRPO(steps=40, group_size=8)`, or the name of one; several for stages that follow each other.
             reward: the grader: a function of task and outcome, a path, a command, or a `JudgeConfig`; None if the
                 agent reports its rewards itself.
-            tasks: what to train on: tasks as dicts, a `pandas.DataFrame`, a `datasets.Dataset`, or a path of JSON
-                lines, CSV or Parquet.
-            validation: what to validate on, likewise.
+            tasks: tasks to train on: dicts, a `pandas.DataFrame`, a `datasets.Dataset`, or a path of JSON lines, CSV
+                or Parquet.
+            validation: tasks to validate on, in the same forms.
             base: the first weights: a folder that the algorithm service can read, an uploaded model "model:name", a policy, a version, record or run
                 of one, or a function that builds them, called as `base(output_directory, seed=...)`. None for the
                 newest version of the policy.
@@ -281,7 +283,7 @@ class AsyncClient:
 
         Raises:
             ConfigError: with every problem that was found.
-            ExtraMissing: if a library is not installed that an argument needs.
+            ExtraMissing: if a library that an argument needs is not installed.
             ResourceNotFound: if `base` is neither a folder nor a policy.
         """
         given = {
@@ -313,22 +315,23 @@ class AsyncClient:
         checkpoint: str | Named = "",
         timeout_s: float = 600.0,
     ) -> AsyncTrainer:
-        """Creates a trainer for a loop of your own, and loads its weights, which stay on the algorithm service.
+        """Creates a trainer for your own training loop, and loads its weights, which stay on the algorithm service.
 
         Args:
             base: the first weights: "hf:org/name", an uploaded model "model:name", a folder of the service's machine, a policy, or
                 a version of one. None for the newest version of `policy`.
-            policy: name of the policy that it publishes; by default that of `base`.
-            lora: adapters to train instead of all weights; trainers with adapters on the same base share its memory.
-            learning_rate: for `optim_step` calls that name none, like the following.
+            policy: name of the policy that it publishes; by default the policy of `base`.
+            lora: adapters to train instead of all weights; trainers with adapters on the same base share one copy of
+                it in memory.
+            learning_rate: default for `optim_step`, as are the following settings.
             betas: decays of the first and the second moment; by default 0.9 and 0.95.
             epsilon: added to the root of the second moment; by default 1e-8.
             weight_decay: decoupled weight decay of matrices; by default 0.
             max_grad_norm: norm to which a larger gradient is scaled down, 0 for no limit; by default 1.
             seed: seed of everything random in training.
             autosave_steps: optimizer steps between automatic saves, 0 for none; by default 1 with `lora`, and 0 without.
-            checkpoint: checkpoint of a trainer to begin with, instead of `base` and `lora`.
-            timeout_s: limit of each call, in seconds, with all waits.
+            checkpoint: checkpoint of a trainer to start from, instead of `base` and `lora`.
+            timeout_s: limit of each call, in seconds, including all waits.
 
         Raises:
             SettingsInvalid: with every problem.

@@ -21,7 +21,7 @@ SECONDS_PER_DAY = 86_400
 
 
 class AsyncRoutes(Part):
-    """Routes: where calls of a model name go. They need a token of the role service or admin."""
+    """Routes: the targets of calls by model name. Changing them requires a token of role service or admin."""
 
     async def put(
         self,
@@ -35,7 +35,7 @@ class AsyncRoutes(Part):
 
         Args:
             model: the public model name.
-            targets: backends, of equal weight, or targets with settings of their own.
+            targets: backends, with equal weights, or targets with their own settings.
             fallbacks: models whose routes are used if no target answers.
             overrides: request fields to set by mode, such as `{"validation": {"temperature": 0}}`.
 
@@ -89,8 +89,8 @@ class AsyncRoutes(Part):
 
         Args:
             model: the public model name.
-            sample_rate: share of the calls, over 0 and at most 1; 0 records none any more.
-            redact: built-in rules, `email`, `phone`, `card_number`, `api_key`; none for all of them, `["none"]` for no rule.
+            sample_rate: share of the calls, greater than 0 and at most 1; 0 stops recording.
+            redact: built-in rules: `email`, `phone`, `card_number`, `api_key`; empty for all of them, `["none"]` for none.
             patterns: further rules, regular expressions by name.
             retention_days: how long calls are kept.
 
@@ -110,7 +110,7 @@ class AsyncRoutes(Part):
         return Route((await self._services.routes.PutRoute(route_service_pb2.PutRouteRequest(route=route))).route)
 
     async def split(self, model: str | Named, weights: Mapping[str, int]) -> Route:
-        """Sets the weights of targets by backend, for A/B tests and canaries; attempts stay where they are.
+        """Sets the weights of targets by backend, for A/B tests and canaries; attempts stay with their target.
 
         Raises:
             RouteNotFound: if there is none.
@@ -131,7 +131,7 @@ class AsyncRoutes(Part):
         return [Route(each) for each in (await self._services.routes.PromoteVersion(request)).routes]
 
     async def rollback(self, model: str | Named, *, version: int = 0) -> Route:
-        """Rolls a route back to an earlier version, as a new version; 0 is the one before.
+        """Rolls a route back to an earlier version, as a new version; 0 means the previous version.
 
         Raises:
             RouteNotFound: if there is none.
@@ -142,7 +142,7 @@ class AsyncRoutes(Part):
 
 
 class AsyncBackends(Part):
-    """Backends: model servers behind the proxy. They need a token of the role service or admin."""
+    """Backends: model servers behind the proxy. Changing them requires a token of role service or admin."""
 
     async def register(
         self,
@@ -183,7 +183,7 @@ class AsyncBackends(Part):
             yield Backend(each)
 
     async def drain(self, backend: str | Named) -> Backend:
-        """Sends it no new calls; those in flight finish.
+        """Drains a backend: it receives no new calls, and calls in flight finish.
 
         Raises:
             BackendNotFound: if there is none.
@@ -192,7 +192,7 @@ class AsyncBackends(Part):
         return Backend((await self._services.backends.DrainBackend(request)).backend)
 
     async def resume(self, backend: str | Named) -> Backend:
-        """Sends it calls again after `drain`.
+        """Ends a drain: the backend receives calls again.
 
         Raises:
             BackendNotFound: if there is none.
@@ -201,10 +201,10 @@ class AsyncBackends(Part):
         return Backend((await self._services.backends.ResumeBackend(request)).backend)
 
     async def delete(self, backend: str | Named) -> None:
-        """Deletes it; calls in flight finish.
+        """Deletes a backend; calls in flight finish.
 
         Raises:
-            BackendInUse: if a route still names it.
+            BackendInUse: if a route still uses it.
         """
         request = backend_service_pb2.DeleteBackendRequest(name=_full(BACKENDS, backend))
         await self._services.backends.DeleteBackend(request)

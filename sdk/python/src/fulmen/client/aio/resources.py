@@ -50,9 +50,9 @@ class AsyncResources(Part):
 
         Args:
             id: id of the resource, 1 to 128 characters of [a-z0-9._-].
-            content: bytes, text, or values that become JSON; at most 16 MiB.
+            content: bytes, text, or values that are encoded as JSON; at most 16 MiB.
             kind: kind of the resource, the same for all its versions.
-            content_type: media type; empty for that of the content's Python type.
+            content_type: media type; empty to derive it from the content's Python type.
             parent: the version that this one was made from.
             metadata: at most 32 entries of 1 KiB.
 
@@ -79,7 +79,7 @@ class AsyncResources(Part):
         {'most': 3}
 
         Args:
-            name: an id, of which the latest version is meant; an id with `/versions/{n}` or `/aliases/{alias}`; or a record.
+            name: an id, for its latest version; an id with `/versions/{n}` or `/aliases/{alias}`; or a record.
 
         Raises:
             ResourceNotFound: if there is none.
@@ -122,7 +122,7 @@ class AsyncResources(Part):
 
         Raises:
             ResourceNotFound: if there is no such version.
-            ArgumentInvalid: if the alias is `latest`, which moves by itself.
+            ArgumentInvalid: if the alias is `latest`, which moves automatically.
         """
         request = resource_service_pb2.SetAliasRequest(
             name=f"resources/{id}/aliases/{alias}", version=version, project=self._session.project
@@ -195,7 +195,7 @@ class AsyncPrompts(Part):
 
 
 class AsyncModels(Part):
-    """Models: the versions of policies, which were trained, and those that are uploaded to begin a training with."""
+    """Models: versions of trained policies, and uploaded models to start a training from."""
 
     async def get(self, policy: str, *, version: int | str = "latest") -> Model:
         """Returns a version of a policy.
@@ -230,12 +230,13 @@ class AsyncModels(Part):
     async def upload(
         self, folder: str | PathLike[str], *, name: str = "", on_progress: Progress = lambda done, total: None
     ) -> str:
-        """Uploads a folder in the format of `transformers`, or what the deployment lacks of it; returns what `base` takes.
+        """Uploads the files of a folder in the format of `transformers` that the deployment does not have; returns the
+        value for `base`.
 
         Call it again to resume an interrupted upload.
 
         Args:
-            folder: the folder; files that are not read as data, such as pickles, are left out.
+            folder: the folder; files that are not model data, such as pickles, are left out.
             name: name of the model, 1 to 63 of [a-z0-9._-]; without one it is found by its digest.
             on_progress: called with the bytes that have arrived and their total, in a thread of the client.
 
@@ -245,7 +246,7 @@ class AsyncModels(Part):
         Raises:
             ArgumentInvalid: if it cannot be a model; lists all problems.
             ModelExists: if the name belongs to another model.
-            QuotaExceeded: if the project has no room for it.
+            QuotaExceeded: if the project's quota is used up.
             TransferFailed: if a file changes while it is read.
         """
         # At home, where the stream is sent.
@@ -268,21 +269,21 @@ class AsyncModels(Part):
         full: bool = False,
         on_progress: Progress = lambda done, total: None,
     ) -> Path:
-        """Downloads weights; the folder appears once all of it is there and verified.
+        """Downloads weights; the folder appears once all files have arrived and were verified.
 
         Args:
             model: a version of a policy, its name or its record, or `model:{name}` for one that was uploaded.
-            folder: the new folder, which is not there or empty.
-            full: of a policy that was trained as adapters, all weights instead, merged.
+            folder: the new folder, which must not exist or be empty.
+            full: for a policy that was trained as adapters, whether to download merged weights instead.
             on_progress: called with the bytes that have arrived and their total.
 
         Returns:
             The folder.
 
         Raises:
-            ModelNotFound: if there is no such model, or its weights are gone.
-            WeightsUnavailable: if the adapters are merged nowhere.
-            TransferFailed: if the folder is taken.
+            ModelNotFound: if the model does not exist, or its weights were deleted.
+            WeightsUnavailable: if there are no merged weights of the adapters.
+            TransferFailed: if the folder exists and is not empty.
         """
         named, project = name_of(model), self._session.project
         if named.startswith("model:"):
@@ -300,22 +301,22 @@ class AsyncModels(Part):
         *,
         on_progress: Progress = lambda done, total: None,
     ) -> Path:
-        """Downloads a trained model, all weights, and writes a model card (README.md) from the report of its run beside them.
+        """Downloads the full weights of a trained model, and writes a model card (README.md) from the report of its run.
 
         Args:
             model: a version of a policy: its name or its record, such as `run.model()`.
-            folder: the new folder, which is not there or empty.
+            folder: the new folder, which must not exist or be empty.
             on_progress: called with the bytes that have arrived and their total.
 
         Returns:
-            The folder, which other programs load and `push` takes.
+            The folder, which other programs can load and `push` uploads.
 
         Raises:
             ResourceNotFound: if there is no such version.
-            ValueError: if it describes no weights.
-            ModelNotFound: if its weights are gone.
-            WeightsUnavailable: if it consists of adapters that are merged nowhere.
-            TransferFailed: if the folder is taken.
+            ValueError: if it does not describe weights.
+            ModelNotFound: if its weights were deleted.
+            WeightsUnavailable: if it consists of adapters without merged weights.
+            TransferFailed: if the folder exists and is not empty.
         """
         resource = await AsyncResources(self._session).get(model)
         lineage = await read_lineage(self._services, PolicyVersion.read(resource.proto))
@@ -326,7 +327,7 @@ class AsyncModels(Part):
     async def push(self, folder: str | PathLike[str], repository: str, *, public: bool = False) -> str:
         """Uploads an exported model to a repository of a hub, which is created if it does not exist.
 
-        Server and token are those of huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
+        The server and the token are configured as for huggingface_hub: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
 
         Args:
             folder: a folder that `export` has written.
@@ -338,8 +339,8 @@ class AsyncModels(Part):
 
         Raises:
             ExtraMissing: if huggingface_hub is not installed.
-            ValueError: if it is no name of a repository.
-            FileNotFoundError: if the folder holds no model.
+            ValueError: if `repository` is not the name of a repository.
+            FileNotFoundError: if the folder contains no model.
             PushFailed: if the hub refuses, or cannot be reached.
         """
         hub = imported("huggingface_hub", extra="hub", purpose="push()")

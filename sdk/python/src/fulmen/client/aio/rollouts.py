@@ -66,7 +66,7 @@ class AsyncRolloutQuery:
             yield rollout
 
     async def to_list(self) -> list[Rollout]:
-        """Returns all of them."""
+        """Returns all selected rollouts as a list."""
         return [each async for each in self]
 
     async def to_pandas(self) -> Any:
@@ -101,7 +101,7 @@ class AsyncRollouts(Part):
         ['queued', 'queued']
 
         Args:
-            agent: name of a published agent, of which the latest version is meant, or a version of it.
+            agent: name of a published agent, for its latest version, or a version of it.
             tasks: one task or several, as in `client.train`.
             mode: `train`, `validation` or `test`.
             group_id: id of the group that all of them form; empty if each is alone.
@@ -109,7 +109,7 @@ class AsyncRollouts(Part):
             timeout_s: limit of one attempt, seconds; None for 15 minutes.
 
         Raises:
-            ResourceNotFound: if there is no such agent.
+            ResourceNotFound: if the agent does not exist.
             QuotaExceeded: if the project's quota of queued rollouts is used up.
             ConfigError: if a task is malformed; lists all problems.
         """
@@ -140,7 +140,7 @@ class AsyncRollouts(Part):
 
         Args:
             rollout: its name, its UUID or its record.
-            printed: whether to read the end of what each attempt printed, too.
+            printed: whether to also read the end of what each attempt printed.
 
         Raises:
             RolloutNotFound: if there is none.
@@ -220,7 +220,7 @@ class AsyncRollouts(Part):
             run: only those of this training run.
             states: only those in these states.
             filter: only those that match, as in `list`.
-            facets: fields of which the values are counted: `state`, `failure_kind`, `mode`, `task_type`, `agent`,
+            facets: fields whose values are counted: `state`, `failure_kind`, `mode`, `task_type`, `agent`,
                 `training_run`, `reward` (in ranges), `resource_versions`, `required_labels` and `metadata`.
 
         Raises:
@@ -249,7 +249,7 @@ class AsyncRollouts(Part):
             timeout_s: seconds after which to give up; None for never.
 
         Raises:
-            TimeoutError: if they are not final in time; they continue.
+            TimeoutError: if they are not final in time; they continue to run.
             RolloutNotFound: if one does not exist.
         """
         single = isinstance(rollouts, str) or hasattr(rollouts, "name")
@@ -268,7 +268,7 @@ class AsyncRollouts(Part):
         return found
 
     async def stream(self, *, run: str | Named | None = None, cursor: str = "") -> AsyncIterator[Group]:
-        """Yields groups of rollouts as they finish, without end; over restarts of the store.
+        """Yields groups of rollouts as they finish, endlessly and across restarts of the store.
 
         >>> async for group in client.rollouts.stream():
         ...     print(group.rollouts[0].state)
@@ -277,11 +277,11 @@ class AsyncRollouts(Part):
 
         Args:
             run: only those of this training run; None for those of the whole project.
-            cursor: begins after the group with this `cursor`; empty begins with the first one.
+            cursor: starts after the group with this `cursor`; empty starts with the first group.
 
         Raises:
             Unavailable: if the store cannot be reached for 3 minutes.
-            MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
+            MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` after it.
         """
         request = rollout_service_pb2.WatchRolloutsRequest(
             project=self._session.project, training_run=self._session.run(run), cursor=cursor
@@ -290,9 +290,10 @@ class AsyncRollouts(Part):
             yield Group(group)
 
     async def watch(self, *, run: str | Named | None = None, cursor: str = "") -> AsyncIterator[RolloutChanges]:
-        """Yields rollouts that change, as they are then, without end; over restarts of the store.
+        """Yields rollouts whenever they change, in their current state, endlessly and across restarts of the store.
 
-        The first one is empty: from there on, nothing is missed. Several changes within half a second are one.
+        The first item is empty: no change after it is missed. Several changes within half a second are reported as
+        one.
 
         >>> async for changes in client.rollouts.watch():
         ...     print(changes.rollouts)
@@ -301,10 +302,10 @@ class AsyncRollouts(Part):
 
         Args:
             run: only those of this training run; None for those of the whole project.
-            cursor: begins after the changes with this `cursor`; empty begins now.
+            cursor: starts after the changes with this `cursor`; empty starts now.
 
         Raises:
-            CursorInvalid: if the cursor is of another project or training run.
+            CursorInvalid: if the cursor belongs to another project or training run.
             Unavailable: if the store cannot be reached for 3 minutes.
         """
         request = rollout_changes_pb2.WatchRolloutChangesRequest(
@@ -321,12 +322,12 @@ class AsyncRollouts(Part):
         deadline: datetime.datetime | None = None,
         no_deadline: bool = False,
     ) -> Rollout:
-        """Changes a rollout that is not final; what is not given stays as it is. Returns it as changed.
+        """Changes the priority or the deadline of a rollout that is not final; returns the changed rollout.
 
         Args:
             rollout: its name, its UUID or its record.
             priority: -100 to 100; higher ones run first.
-            deadline: when it fails unless it has ended; without a zone, local time.
+            deadline: time at which it fails unless it has ended; without a zone, local time.
             no_deadline: removes its deadline.
 
         Raises:
@@ -346,9 +347,9 @@ class AsyncRollouts(Part):
         return Rollout((await self._services.rollouts.UpdateRollout(request)).rollout)
 
     async def cancel(self, rollouts: Iterable[str | Named] = (), *, run: str | Named | None = None) -> int:
-        """Cancels rollouts, or all of a training run; returns how many. Final ones are left alone.
+        """Cancels rollouts, or all rollouts of a training run; returns how many. Final rollouts are not changed.
 
-        Running ones are cancelled when their runner has stopped them.
+        Running rollouts become CANCELLED when their runner has stopped them.
         """
         names = [self._session.rollout(each) for each in rollouts]
         count = 0
@@ -381,7 +382,7 @@ class AsyncRollouts(Part):
     async def delete(
         self, rollouts: Iterable[str | Named] = (), *, filter: str = "", run: str | Named | None = None
     ) -> int:
-        """Deletes final rollouts with their attempts and spans, for good; returns how many.
+        """Permanently deletes final rollouts with their attempts and spans; returns how many.
 
         >>> await client.rollouts.wait(await client.rollouts.create("echo", {"input": "bye"}, priority=-7))
         [Rollout(name='projects/default/rollouts/...', state='succeeded', reward=1.0)]
@@ -389,15 +390,16 @@ class AsyncRollouts(Part):
         1
 
         Args:
-            rollouts: names, UUIDs or records; of 1000 at a time, all are deleted or none.
-            filter: instead of `rollouts`: all that match, as in `list`; `*` for every one. Those that have to be kept are
-                left out: another member of their group is not final, or their training run is under way.
+            rollouts: names, UUIDs or records; deleted in batches of 1000, each of which is deleted completely or not
+                at all.
+            filter: instead of `rollouts`: all that match, as in `list`; `*` for every one. Rollouts are kept while
+                another member of their group is not final, or their training run is in progress.
             run: with `filter`: only those of this training run.
 
         Raises:
             ArgumentInvalid: if neither rollouts nor a filter are given, or both, or the filter is malformed.
             RolloutNotFound: if one does not exist.
-            RolloutStateInvalid: if a named one has to be kept.
+            RolloutStateInvalid: if a named rollout must be kept.
         """
         names = [self._session.rollout(each) for each in rollouts]
         count = 0
@@ -426,7 +428,7 @@ class AsyncRollouts(Part):
 
 
 async def read(session: Session, names: Sequence[str]) -> list[Rollout]:
-    """Reads rollouts with their attempts, a few at once, in the given order."""
+    """Reads rollouts with their attempts, a few concurrently, in the given order."""
     slots = asyncio.Semaphore(READ_AT_ONCE)
 
     async def one(name: str) -> Rollout:

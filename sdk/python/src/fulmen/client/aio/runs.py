@@ -23,7 +23,7 @@ __all__ = ["AsyncRun", "AsyncRuns"]
 
 
 class AsyncRun:
-    """A training run. Iterating over it yields its steps as they are done, from the first one on."""
+    """A training run. Iterating over it yields its steps as they complete, starting with the first."""
 
     def __init__(self, session: Session, proto: training_run_pb2.TrainingRun) -> None:
         """Keeps the run; reads nothing."""
@@ -41,7 +41,7 @@ class AsyncRun:
 
     @property
     def proto(self) -> training_run_pb2.TrainingRun:
-        """The run as it was when it was last heard of."""
+        """The message of the run, as last received."""
         return self._proto
 
     @property
@@ -86,12 +86,12 @@ class AsyncRun:
 
     @property
     def step(self) -> int:
-        """Number of steps done."""
+        """Number of completed steps."""
         return int(self.proto.step)
 
     @property
     def step_count(self) -> int:
-        """Number of steps planned; 0 while it is unknown."""
+        """Number of planned steps; 0 while it is unknown."""
         return int(self.proto.step_count)
 
     @property
@@ -115,12 +115,12 @@ class AsyncRun:
         return moment(self.proto.end_time)
 
     async def __aiter__(self) -> AsyncIterator[Step]:
-        """Yields the steps, those that are done first, then each as it is done; over restarts of the service.
+        """Yields the completed steps, then each step as it completes, across restarts of the service.
 
-        A step that is done again after a rollback is yielded again. In a notebook a chart grows meanwhile.
+        A step that is repeated after a rollback is yielded again. In a notebook a chart is updated meanwhile.
 
         Raises:
-            RunFailed: in the end, if the run failed or was cancelled.
+            RunFailed: at the end, if the run failed or was cancelled.
             Unavailable: if the service cannot be reached for 3 minutes.
         """
         chart = LiveChart.in_notebook()
@@ -137,7 +137,7 @@ class AsyncRun:
             raise RunFailed(self.name, self.state, self.failure_message)
 
     async def wait(self) -> AsyncRun:
-        """Waits for its end; returns it.
+        """Waits for the end of the run; returns the run.
 
         Raises:
             RunFailed: if it failed or was cancelled.
@@ -148,7 +148,7 @@ class AsyncRun:
         return self
 
     async def refresh(self) -> AsyncRun:
-        """Reads its present state; returns it."""
+        """Reads the current state of the run; returns the run."""
         request = training_run_service_pb2.GetTrainingRunRequest(name=self.name)
         self._proto = (await self._session.services.training_runs.GetTrainingRun(request)).training_run
         return self
@@ -159,7 +159,7 @@ class AsyncRun:
         return [await AsyncRuns(self._session).get(name) for name in names]
 
     async def steps(self) -> list[Step]:
-        """Returns the steps that are done, ordered by number; of a repeated step the last one."""
+        """Returns the completed steps, ordered by number; for a repeated step, the last result."""
         await self.refresh()
         self._steps = {each.step: Step(each) for each in await read_steps(self._session.services, self.proto)}
         return list(self._steps.values())
@@ -173,7 +173,7 @@ class AsyncRun:
         return steps_frame(await self.steps())
 
     def rollouts(self, *, filter: str = "", limit: int | None = None, details: bool = True) -> AsyncRolloutQuery:
-        """Selects its rollouts, newest first; the arguments are those of `client.rollouts.list`."""
+        """Selects its rollouts, newest first; the arguments are the same as of `client.rollouts.list`."""
         return AsyncRollouts(self._session).list(run=self.name, filter=filter, limit=limit, details=details)
 
     async def model(self) -> Model:
@@ -206,10 +206,10 @@ class AsyncRun:
         self._proto = (await self._session.services.training_runs.ResumeTrainingRun(request)).training_run
 
     async def stop(self) -> None:
-        """Stops it for good and cancels its rollouts; published versions stay. The stages after it do not begin.
+        """Stops the run permanently and cancels its rollouts; published versions are kept. The stages after it do not
+        begin.
 
-        In place of a stage that has ended, a later one is stopped, and in place of one that has not begun, the one that it
-        waits for.
+        If this stage has ended, a later stage is stopped; if it has not begun, the stage that it waits for is.
         """
         request = training_run_service_pb2.CancelTrainingRunRequest(name=self.name)
         stopped = (await self._session.services.training_runs.CancelTrainingRun(request)).training_run

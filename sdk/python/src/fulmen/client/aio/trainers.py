@@ -1,4 +1,4 @@
-"""Trainers: the primitives of training, for a loop of your own."""
+"""Trainers: the primitives of training, for your own training loops."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LONGEST_WAIT_S: Final = 10.0
 class AsyncTrainer:
     """A trainer: its weights stay on the algorithm service. As a context manager it is saved and unloaded at the end.
 
-    Every call may wait for earlier ones, for weights to be loaded, and while the service restarts, for `timeout_s` in all. A
-    call whose answer was lost is sent again and is not carried out twice.
+    Every call may wait for earlier calls, for weights to be loaded, and for a restart of the service, at most `timeout_s` in
+    all. A call whose answer was lost is sent again and is not carried out twice.
     """
 
     def __init__(self, session: Session, proto: pb.Trainer, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -56,7 +56,7 @@ class AsyncTrainer:
 
     @property
     def proto(self) -> trainer_service_pb2.Trainer:
-        """The trainer as it was when it was last heard of."""
+        """The message of the trainer, as last received."""
         return self._proto
 
     @property
@@ -81,11 +81,12 @@ class AsyncTrainer:
 
     @property
     def checkpoints(self) -> list[TrainerCheckpoint]:
-        """Its named checkpoints when it was last heard of, newest first."""
+        """Its named checkpoints, as last received, newest first."""
         return [TrainerCheckpoint(each) for each in self.proto.checkpoints]
 
     async def refresh(self) -> AsyncTrainer:
-        """Reads where the trainer stands, and continues from there. Returns the trainer itself."""
+        """Reads the current state of the trainer, so that later calls continue from it. Returns the trainer
+        itself."""
         request = pb.GetTrainerRequest(name=self.name)
         self._heard((await self._session.services.trainers.GetTrainer(request)).trainer)
         return self
@@ -99,18 +100,20 @@ class AsyncTrainer:
         temperature: float = 1.0,
         fresh: bool = False,
     ) -> BackwardResult:
-        """Computes the loss of rows and adds its gradient to those of earlier calls since the last `optim_step`.
+        """Computes the loss of rows and adds its gradient to the gradients of earlier calls since the last
+        `optim_step`.
 
         Args:
             rows: the rows.
             loss: `cross_entropy`, `reinforce`, `importance`, `clip`, `gspo`, `cispo`, `sapo` or `dppo`.
-            settings: settings of the loss, such as `{"low": 0.2, "high": 0.28}` of `clip` (docs/advantages.md).
+            settings: settings of the loss, such as `{"low": 0.2, "high": 0.28}` for `clip` (docs/advantages.md).
             temperature: temperature at which the rows were sampled.
-            fresh: whether the gradient of earlier calls since the last step is dropped first, so that a step can be begun again.
+            fresh: whether to drop the gradient of earlier calls since the last step first, so that a step can be repeated.
 
         Raises:
             ArgumentInvalid: with every problem of the rows.
-            TrainerSequenceInvalid: if the trainer stands elsewhere: it lost calls, or another program trains it.
+            TrainerSequenceInvalid: if the trainer's state is not the expected one: it lost calls, or another program
+                trains it.
             TrainerLost: if its process ended during the call.
         """
         request = self._pass(rows, loss, settings, temperature)
@@ -142,7 +145,8 @@ class AsyncTrainer:
         max_grad_norm: float | None = None,
         average: bool = True,
     ) -> OptimResult:
-        """Takes one step of AdamW with the gradient of all calls since the last one; what is None is as in `client.trainer`.
+        """Takes one step of AdamW with the gradient of all calls since the last step; arguments that are None are as in
+        `client.trainer`.
 
         Args:
             learning_rate: learning rate.
@@ -174,14 +178,14 @@ class AsyncTrainer:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> list[Completion]:
-        """Samples completions with the present weights.
+        """Samples completions with the current weights.
 
         Args:
             prompt: token ids, or OpenAI chat messages.
             n: number of completions.
-            max_tokens: maximum length of each.
-            temperature: temperature; 0 takes the most likely token.
-            top_p: share of probability from which tokens are taken.
+            max_tokens: maximum length of each completion, in tokens.
+            temperature: sampling temperature; 0 takes the most likely token.
+            top_p: tokens are sampled from the smallest set whose probabilities sum to at least this share.
             seed: makes completions repeatable with the same weights; None for a random one.
 
         Raises:
@@ -234,7 +238,8 @@ class AsyncTrainer:
         return Row(token_ids=list(answer.row.token_ids), weights=list(answer.row.weights))
 
     async def save(self, checkpoint: str = "") -> str:
-        """Saves the complete state, which then survives a crash; under a name, a trainer can begin with it.
+        """Saves the complete state, which then survives a crash; a named checkpoint can be the start of another
+        trainer.
 
         Args:
             checkpoint: name, 1 to 63 of [a-z0-9._-]; an earlier checkpoint of this name is replaced. Empty for none.
@@ -243,8 +248,8 @@ class AsyncTrainer:
             `projects/{project}/trainers/{id}/checkpoints/{checkpoint}`; empty without a name.
 
         Raises:
-            ArgumentInvalid: if it is no name.
-            QuotaExceeded: if there are too many names.
+            ArgumentInvalid: if the name is malformed.
+            QuotaExceeded: if there are too many named checkpoints.
             TrainerSequenceInvalid: as of `forward_backward`.
         """
         request = pb.SaveCheckpointRequest(name=self.name, checkpoint=checkpoint)
@@ -253,7 +258,8 @@ class AsyncTrainer:
         return f"{self.name}/checkpoints/{checkpoint}" if checkpoint else ""
 
     async def publish(self, *, alias: str = "") -> str:
-        """Publishes the present weights as a version of the policy: to serve, evaluate, download or train them further.
+        """Publishes the current weights as a version of the policy, which can be served, evaluated, downloaded or
+        trained further.
 
         Args:
             alias: alias that is moved to the version, such as `best`.
@@ -278,7 +284,7 @@ class AsyncTrainer:
             self._proto = answer.trainer
 
     async def delete(self) -> None:
-        """Deletes the trainer with its checkpoints; versions that it published stay."""
+        """Deletes the trainer with its checkpoints; versions that it published are kept."""
         await self._session.services.trainers.DeleteTrainer(pb.DeleteTrainerRequest(name=self.name))
         self._is_deleted = True
 
@@ -302,7 +308,7 @@ class AsyncTrainer:
             return answer
 
     async def _after(self, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
-        """Sends a call that fails if the trainer stands elsewhere."""
+        """Sends a call that fails if the trainer's sequence differs."""
         async with self._turn:
             request.after_sequence = self._sequence
             return await self._sent(call, request)
@@ -347,7 +353,7 @@ class AsyncTrainers(Part):
             yield AsyncTrainer(self._session, each)
 
     async def delete(self, trainer: str | Named) -> None:
-        """Deletes a trainer with its checkpoints; does nothing if there is none."""
+        """Deletes a trainer with its checkpoints; does nothing if it does not exist."""
         await self._services.trainers.DeleteTrainer(pb.DeleteTrainerRequest(name=self._full(trainer)))
 
     def _full(self, trainer: str | Named) -> str:
@@ -362,7 +368,7 @@ def adam_settings(
     weight_decay: float | None,
     max_grad_norm: float | None,
 ) -> pb.AdamSettings:
-    """Returns settings of the optimizer; what is None stays unset."""
+    """Returns settings of the optimizer; None leaves a setting unset."""
     beta1, beta2 = betas or (None, None)
     return pb.AdamSettings(
         learning_rate=learning_rate,
@@ -375,7 +381,7 @@ def adam_settings(
 
 
 async def sent(call: Callable[..., Awaitable[Any]], request: Any, timeout_s: float) -> Any:
-    """Sends a call, and sends it again while the service is away or full, at most for `timeout_s`."""
+    """Sends a call, and retries it while the service is unavailable or at its limit, for at most `timeout_s`."""
     deadline_s, wait_s = time.monotonic() + timeout_s, FIRST_WAIT_S
     while True:
         left_s = deadline_s - time.monotonic()
