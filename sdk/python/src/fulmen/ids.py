@@ -42,7 +42,7 @@ def uuid7(unix_ms: int | None = None) -> uuid.UUID:
 
 
 def uuid7s(count: int, unix_ms: int | None = None) -> list[uuid.UUID]:
-    """Returns several UUIDs version 7 with the same time, ordered by their random bits."""
+    """Returns several UUIDs version 7 with the same time; they sort by their random bits."""
     if unix_ms is None:
         unix_ms = time.time_ns() // 1_000_000
     head = (unix_ms & (1 << 48) - 1) << 80 | 7 << 76 | 0b10 << 62

@@ -1,7 +1,7 @@
-"""Which experts of a mixture computed each token, so that a trainer can compute it with the same (router replay).
+"""The experts of a mixture that computed each token, so that a trainer can use the same experts (router replay).
 
 Engines report them as a `.npy` file of shape [tokens, layers, choices], as vLLM does (`enable_return_routed_experts`).
-Invariant: entries are unsigned and little-endian, one or two bytes each, and there are as many as the spans say.
+Invariant: entries are unsigned and little-endian, one or two bytes each, and their number matches the spans.
 
 Source: Ma et al., "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", arXiv:2510.11370.
 """
@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 
 
 class RoutedExpertsInvalid(ValueError):
-    """Recorded experts are of another form than they say, or not those of the model."""
+    """Recorded experts do not match their declared form, or do not fit the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,11 @@ class RoutedExperts:
 
     @property
     def form(self) -> tuple[int, int, int]:
-        """What all records of one model have in common."""
+        """The form that all records of one model share: layers, choices and bytes of an entry."""
         return self.layers, self.top_k, self.entry_bytes
 
     def newest(self, max_bytes: int = MAX_BYTES) -> RoutedExperts:
-        """Returns the record of one range without its oldest tokens, so that it has at most so many bytes."""
+        """Returns the record of one range without its oldest tokens, so that it has at most `max_bytes` bytes."""
         start, end = self.spans[0]
         start = max(start, end - max_bytes // self.token_bytes)
         kept = self.packed[len(self.packed) - (end - start) * self.token_bytes :]
@@ -89,7 +89,7 @@ class RoutedExperts:
 
 
 def read_npy(data: bytes) -> RoutedExperts:
-    """Reads an engine's file of uint8 or uint16 [tokens, layers, choices]; the first token is that of the prompt.
+    """Reads an engine's file of uint8 or uint16 [tokens, layers, choices]; the first token is the prompt's.
 
     Raises:
         RoutedExpertsInvalid: if it is another file.
@@ -104,7 +104,7 @@ def read_npy(data: bytes) -> RoutedExperts:
 
 
 def write_npy(experts: RoutedExperts) -> bytes:
-    """Writes the record of one range from the first token on; see `read_npy`."""
+    """Writes the record of one range that starts at the first token; see `read_npy`."""
     kind = "|u1" if experts.entry_bytes == 1 else "<u2"
     shape = (experts.token_count, experts.layers, experts.top_k)
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}".encode()
@@ -114,12 +114,13 @@ def write_npy(experts: RoutedExperts) -> bytes:
 
 
 def merged(records: Iterable[RoutedExperts | None]) -> RoutedExperts | None:
-    """Merges the records of calls of one sequence, of which the first that knows a token counts; None if there are none.
+    """Merges the records of calls of one sequence; for each token the first record that has it counts. None if there are
+    none.
 
     The first is the call that sampled the token, or that first had it in its prompt.
 
     Raises:
-        RoutedExpertsInvalid: if they are of different models.
+        RoutedExpertsInvalid: if they belong to different models.
     """
     known = [record for record in records if record is not None]
     if not known:

@@ -1,7 +1,7 @@
 """Scores: rewards of stored rollouts from another grader, as the content of a resource of kind `scores`.
 
-Invariant: equal scores are equal bytes, so an equal result is recognised and published once; the reader either accepts
-the whole content or names every invalid line. The format is in docs/rescoring.md.
+Invariant: equal scores are equal bytes, so that an equal result is recognised and published once. The reader either
+accepts the whole content or lists every invalid line. The format is in docs/rescoring.md.
 """
 
 from __future__ import annotations

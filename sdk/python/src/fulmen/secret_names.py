@@ -1,7 +1,7 @@
 """Names and limits of secrets, as the store checks them and command lines explain them.
 
-A name says what a secret is for: `WEATHER_KEY` is the environment variable of agents that ask for it, `openai` the key of
-backends that have this `key_name`. No name is both, so that neither kind is ever given to the other's readers.
+The name determines the kind of a secret: `WEATHER_KEY` is an environment variable of agents that request it, `openai` the
+key of backends with this `key_name`. No name can be both, so that one kind is never returned to readers of the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decompresses what others compressed; their sizes are checked before anything is allocated."""
+"""Decompresses untrusted data; sizes are checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def decompress(frame: bytes, *, max_bytes: int) -> bytes:
     """Returns the content of a zstd frame, whose header must contain its size.
 
     Raises:
-        FrameInvalid: If it is none, or its content exceeds `max_bytes`.
+        FrameInvalid: If it is not a frame, or its content exceeds `max_bytes`.
     """
     import zstandard  # not needed by most programs that import the SDK
 

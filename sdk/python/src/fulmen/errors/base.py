@@ -1,4 +1,4 @@
-"""What all errors have: a canonical code, a reason, a message, metadata. Nothing here imports grpc."""
+"""The base of all errors: a canonical code, a reason, a message, metadata. Nothing here imports grpc."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

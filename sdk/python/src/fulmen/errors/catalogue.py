@@ -1,4 +1,4 @@
-"""The tree of errors: raised in a service's domain, sent as `google.rpc.ErrorInfo`, raised again in the client.
+"""The hierarchy of errors: raised in a service's domain, sent as `google.rpc.ErrorInfo`, raised again in the client.
 
 A class has a canonical code, a reason of `fulmen.errors.v1.ErrorReason` and a sentence. To add one, add the reason to
 `reasons.proto` and subclass here; the test of the catalogue checks that both agree. Nothing here imports grpc.
@@ -66,7 +66,7 @@ class MessageTooLarge(FulmenError):
 
 
 class Unimplemented(FulmenError):
-    """The rpc is part of the contract but not implemented by this server."""
+    """The rpc is part of the API but is not implemented by this server."""
 
     code, reason = Code.UNIMPLEMENTED, "UNIMPLEMENTED"
 
@@ -198,7 +198,7 @@ class RouteNotFound(NotFound):
 
 
 class RouteExists(FulmenError):
-    """The model's name is another project's, or the operator's."""
+    """The model's name belongs to another project or to the operator."""
 
     code, reason = Code.ALREADY_EXISTS, "ROUTE_EXISTS"
 
@@ -324,7 +324,7 @@ class RunLeaseHeld(FulmenError):
 
 
 class RunLeaseLost(FulmenError):
-    """Another algorithm service has taken the training run over."""
+    """Another algorithm service has taken over the training run."""
 
     code, reason = Code.ABORTED, "RUN_LEASE_LOST"
 
@@ -366,7 +366,7 @@ class UploadOffsetInvalid(FulmenError):
 
 
 class UploadDamaged(FulmenError):
-    """The file that arrived does not have its SHA-256."""
+    """The SHA-256 of the received file does not match."""
 
     code, reason = Code.ABORTED, "UPLOAD_DAMAGED"
 
@@ -390,7 +390,7 @@ class TrainerExists(FulmenError):
 
 
 class TrainerSequenceInvalid(FulmenError):
-    """The trainer stands elsewhere than the caller assumes: `metadata` has its `sequence` and `step`."""
+    """The trainer's sequence differs from what the caller assumes: `metadata` has its `sequence` and `step`."""
 
     code, reason = Code.FAILED_PRECONDITION, "TRAINER_SEQUENCE_INVALID"
 

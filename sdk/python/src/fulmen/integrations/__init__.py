@@ -1,1 +1,1 @@
-"""Environments of others as agents with tasks; docs/environments.md. One file each, which imports its library when it is used."""
+"""Third-party environments as agents with tasks; docs/environments.md. Each file imports its library when it is used."""

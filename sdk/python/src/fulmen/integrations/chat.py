@@ -1,4 +1,4 @@
-"""Model calls of integrations, by the standard library alone, since they run in agents' own environments."""
+"""Model calls of integrations. They use only the standard library, since they run in agents' own environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every integration makes of an environment: an agent, its tasks and the model that it calls.
+"""An environment as every integration converts it: an agent, its tasks and the model that it calls.
 
 Invariant: everything that an attempt needs to know of its environment is in its task, so that the agent is a name of a module
 (`fulmen.integrations.gymnasium:play`) and nothing is pickled.
@@ -48,13 +48,13 @@ class Environment:
     folder: Path | None = None
 
     def training(self) -> dict[str, Any]:
-        """Returns the arguments of `client.train` that it makes up: `agent`, `tasks`, `policy`, and `folder` if there is one."""
+        """Returns the arguments of `client.train` that it provides: `agent`, `tasks`, `policy`, and `folder` if there is one."""
         found: dict[str, Any] = {"agent": self.agent, "tasks": list(self.tasks), "policy": self.model}
         return found if self.folder is None else {**found, "folder": self.folder}
 
 
 def agent_config(target: str, given: AgentConfig | None) -> AgentConfig:
-    """Returns how the agent `target` is run, with the settings that are given."""
+    """Returns the configuration of the agent `target`, with the given settings."""
     # Not at the top: agents' own environments have no protobuf.
     from fulmen.train_toml.agent import AgentConfig
 

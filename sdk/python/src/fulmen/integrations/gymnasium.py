@@ -58,13 +58,13 @@ def convert(
         seeds: Seeds of `reset`, one episode each.
         kwargs: Arguments of the environment; JSON. With `{"render_mode": "ansi"}` the model sees what is rendered.
         actions: Names of discrete actions, in their order; the model answers with one of them or with its number.
-        instructions: What the model is told first; by default how to answer.
+        instructions: Instructions to the model; by default how to answer.
         max_steps: Steps after which an episode ends; None for the environment's own limit.
         max_tokens: Maximum length of an answer, in tokens.
         agent: Further settings of the agent, such as `AgentConfig(requirements="requirements.txt")`.
 
     Raises:
-        EnvironmentInvalid: With every problem: an unknown id, spaces that are no text, arguments without a form in JSON.
+        EnvironmentInvalid: With every problem: an unknown id, unsupported spaces, arguments that JSON cannot represent.
     """
     gymnasium = imported("gymnasium", "gymnasium")
     description = {
@@ -92,7 +92,7 @@ def convert(
 
 
 def _problems(gymnasium: Any, description: Mapping[str, Any], seed: int) -> list[str]:
-    """Returns what is wrong with an environment, by making and resetting it once."""
+    """Returns the problems of an environment; makes and resets it once."""
     try:
         env = gymnasium.make(description["id"], **description["kwargs"])
     except Exception as error:  # noqa: BLE001  # Whatever the environment raises when it is made.
@@ -154,7 +154,7 @@ def _episode(env: Any, told: Mapping[str, Any], context: Context) -> float:
 
 
 def instructions_of(env: Any, actions: Sequence[str]) -> str:
-    """Returns how the model is told to answer."""
+    """Returns the instructions on how to answer."""
     if type(env.action_space).__name__ == "Text":
         return "You act in an environment. Answer each observation with your action and nothing else."
     space = env.action_space
@@ -166,7 +166,7 @@ def instructions_of(env: Any, actions: Sequence[str]) -> str:
 
 
 def shown(env: Any, observation: Any) -> str:
-    """Returns an observation as text: what is rendered in the mode `ansi`, else a text or JSON."""
+    """Returns an observation as text: the rendering in mode `ansi`, otherwise a text or JSON."""
     if env.render_mode == "ansi":
         return str(env.render())
     return observation if isinstance(observation, str) else json.dumps(_plain(observation))

@@ -1,7 +1,7 @@
 """Harbor's task folders as a command agent with a grader: an episode for each folder.
 
 A task has an instruction, files and tests that write a reward. An attempt runs the agent's command in namespaces with the paths of the task
-(bubblewrap), and then its tests on what the command left. Tasks whose environment is more than files need an image, and are refused.
+(bubblewrap), and then its tests on the resulting files. Tasks whose environment is more than files need an image, and are refused.
 
 Source: the format of tasks of Harbor 0.26, `harbor/models/task/config.py`; https://harborframework.com/docs.
 """
@@ -49,7 +49,7 @@ def convert(
     Args:
         tasks: Task folders, or a folder that has them.
         command: The agent. The instruction is its standard input, and replaces `{instruction}` in its arguments; its files are in
-            `/agent`, its working directory is that of the task, and `OPENAI_BASE_URL` and the like lead to the model.
+            `/agent`, its working directory is the task's, and `OPENAI_BASE_URL` and related variables point to the model.
         model: Name of the model that it calls.
         agent_folder: Folder of the agent's files; None for none.
         agent: Further settings of the agent, such as its limits.
@@ -115,7 +115,7 @@ class _Task:
     problems: list[str] = field(default_factory=list)
 
     def write(self, place: Path) -> None:
-        """Copies what attempts need of the task; its solution is not among that."""
+        """Copies the files of the task that attempts need; its solution is not copied."""
         place.mkdir(parents=True)
         (place / "files").mkdir()
         # Empty folders are not in bundles.
@@ -169,7 +169,7 @@ def _read(folder: Path) -> _Task:
 
 
 def _unsupported(config: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yields what of a task's configuration cannot be had without a container."""
+    """Yields the parts of a task's configuration that need a container."""
     if config.get("steps"):
         yield "task.toml: steps: tasks of several steps are not supported"
     for name in ("docker_image", "gpus", "tpu", "mcp_servers", "healthcheck"):
@@ -191,7 +191,7 @@ def _is_env(table: Any) -> bool:
 
 
 def _links(folder: Path) -> Iterator[str]:
-    """Yields links that are not to a file of the task: what they lead to would be copied into the agent's bundle."""
+    """Yields links that do not point to a file of the task: their targets would be copied into the agent's bundle."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
             yield f"{path.relative_to(folder)} is a link that leads to no file of the task"
@@ -253,7 +253,7 @@ def _environment(task: _Task, table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _copied(task: _Task, place: Path, words: Sequence[str], number: int) -> Iterator[str]:
-    """Notes what a COPY copies; yields its problems."""
+    """Records the files that a COPY copies; yields its problems."""
     where = f"environment/Dockerfile:{number}: "
     if len(words) < 2 or any(word.startswith("--") for word in words):
         yield where + "only COPY SOURCE… TARGET is supported"

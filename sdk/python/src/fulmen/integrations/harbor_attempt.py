@@ -1,8 +1,8 @@
 """Runs a Harbor task in an attempt: the agent's command, and then its tests, in namespaces that have the paths of the task.
 
 `fulmen.integrations.harbor.convert` copies this file into the agent's bundle. It needs the standard library and bubblewrap (`bwrap`).
-The agent sees the task's working directory, `/logs` and `/agent` (its own files), and what of the machine is needed to run programs;
-neither the tests nor other tasks.
+The agent sees the task's working directory, `/logs` and `/agent` (its own files), and the parts of the machine that are needed to run
+programs, but neither the tests nor other tasks.
 
     python harbor_attempt.py run -- COMMAND…    # the instruction is its standard input, and `{instruction}` in an argument
     python harbor_attempt.py grade              # prints the rewards as JSON
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(folder: Path, root: Path, settings: Mapping[str, Any], command: Sequence[str]) -> int:
-    """Runs the agent's command on the task's files; one that exceeds the task's time is ended, and is graded as it is."""
+    """Runs the agent's command on the task's files; if it exceeds the task's time, it is stopped and graded in its
+    current state."""
     shutil.copytree(folder / "files", root / "files")
     (root / "logs" / "agent").mkdir(parents=True)
     instruction = (folder / "instruction.md").read_text(encoding="utf-8")
@@ -58,7 +59,7 @@ def run(folder: Path, root: Path, settings: Mapping[str, Any], command: Sequence
 
 
 def grade(folder: Path, root: Path, settings: Mapping[str, Any]) -> int:
-    """Runs the task's tests on what the agent left, and prints the rewards that they wrote."""
+    """Runs the task's tests on the files that the agent left, and prints the rewards that they wrote."""
     logs = root / "logs" / "verifier"
     # What the agent wrote there does not count.
     shutil.rmtree(logs, ignore_errors=True)
@@ -88,7 +89,7 @@ def grade(folder: Path, root: Path, settings: Mapping[str, Any]) -> int:
 
 
 def rewards_in(logs: Path) -> dict[str, float]:
-    """Returns the rewards that tests wrote: of `reward.json`, else of `reward.txt`.
+    """Returns the rewards that tests wrote: from `reward.json`, otherwise from `reward.txt`.
 
     Raises:
         ValueError: If there is neither, or a reward is not a finite number.
@@ -121,7 +122,8 @@ def namespace(root: Path, workdir: str, binds: Sequence[str]) -> list[str]:
 
 
 def variables(given: Mapping[str, str]) -> Iterator[str]:
-    """Yields the arguments that set a task's variables in the namespace alone: some, such as `PATH`, would choose the bubblewrap."""
+    """Yields the arguments that set a task's variables only inside the namespace: some, such as `PATH`, would choose the
+    bubblewrap."""
     for name, value in {**given, "HOME": "/tmp"}.items():  # noqa: S108  # that of the namespace
         yield from ("--setenv", name, value)
 

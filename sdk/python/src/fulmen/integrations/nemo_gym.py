@@ -1,7 +1,7 @@
 """NeMo Gym's resources servers as agents with tasks: an episode for each line of their data set.
 
-An attempt does what NeMo Gym's simple agent does: it seeds a session, asks the model by the Responses API, calls the tools that the model calls
-at the server, and lets the server verify the whole. The reward is that of the server. NeMo Gym itself is not needed where agents run.
+An attempt does what NeMo Gym's simple agent does: it seeds a session, calls the model with the Responses API, calls the requested tools at
+the server, and lets the server verify the episode. The server provides the reward. NeMo Gym itself is not needed where agents run.
 
 Source: `responses_api_agents/simple_agent/app.py` and `nemo_gym/base_resources_server.py` of nemo-gym 0.4.
 """
@@ -51,8 +51,8 @@ def convert(
         url: Address of the resources server, as agents reach it: `http://host:port`.
         rows: The data set: a file of JSON lines, or rows with `responses_create_params` and what `verify` reads.
         model: Name of the model that acts.
-        count: Number of rows that are taken, from the first on; None for all.
-        max_steps: Model calls after which an episode is verified as it is.
+        count: Number of rows to use, starting with the first; None for all.
+        max_steps: Maximum number of model calls; the episode is then verified in its current state.
         agent: Further settings of the agent.
 
     Raises:
@@ -117,7 +117,7 @@ def _tools(parameters: Mapping[str, Any]) -> list[Any]:
 
 
 def play(task: Mapping[str, Any], context: Context) -> float:
-    """Runs an episode; returns the reward of the server. The agent that runners call.
+    """Runs an episode; returns the server's reward. The agent that runners call.
 
     Raises:
         ServerFailed: If the server or the proxy refuses a request.
@@ -143,7 +143,7 @@ def play(task: Mapping[str, Any], context: Context) -> float:
 
 
 class _Session:
-    """Requests of an episode. The server knows it by its cookies, which the proxy does not get."""
+    """Requests of an episode. The server identifies it by cookies, which are not sent to the proxy."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -155,9 +155,9 @@ class _Session:
         return _read(url, status, text)
 
     def tool(self, url: str, call: Mapping[str, Any], *, offered: Sequence[Any]) -> dict[str, Any]:
-        """Calls a tool that the model was offered; its answer goes to the model, whatever its status.
+        """Calls a tool that the model was offered; its answer is passed to the model, whatever its status.
 
-        Others are not: a model may name `verify`, or a path of another service.
+        Other names are refused: a model may name `verify`, or a path of another service.
         """
         try:
             if call["name"] not in offered:
@@ -171,7 +171,7 @@ class _Session:
         return {"type": "function_call_output", "call_id": call["call_id"], "output": text}
 
     def model(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks the model."""
+        """Calls the model."""
         url = f"{self._context.openai_base_url}/responses"
         headers = {"Authorization": f"Bearer {self._context.api_key}"}
         return _read(url, *_sent(urllib.request.build_opener(), url, body, headers, self._context.remaining_s))

@@ -1,7 +1,7 @@
 """OpenEnv's environments, which are servers, as agents with tasks: a session with the server for each episode.
 
-The model sees each observation as a message of the user and answers with an action. The attempt's reward is the last one that the
-environment gave, as OpenEnv's own harness has it, or their sum; each is recorded as the dimension `step_reward`.
+The model sees each observation as a message of the user and answers with an action. The attempt's reward is the last reward of
+the environment, as in OpenEnv's own harness, or the sum of all; each is recorded as the dimension `step_reward`.
 
 Source: openenv-core 0.3: `openenv/core/generic_client.py` for sessions, `openenv/core/harness` for scores.
 """
@@ -60,7 +60,7 @@ def convert(
         resets: Arguments of `reset`, one episode each, such as its seed.
         action: Field of an action that the model's answer becomes; empty if the answer is the whole action, as JSON.
         observation: Field of an observation that the model sees; empty for all of it, as JSON.
-        instructions: What the model is told first; by default how to answer, with the schema of actions.
+        instructions: Instructions to the model; by default how to answer, with the schema of actions.
         score: `last`, the last reward of the environment, or `sum`.
         max_steps: Steps after which an episode ends.
         max_tokens: Maximum length of an answer, in tokens.

@@ -1,7 +1,7 @@
 """Environments of verifiers (Prime Intellect) as agents with tasks: an episode for each task of a taskset.
 
 An attempt runs an episode as verifiers runs it, with its harness, tools and scoring; its model calls go through Fulmen's proxy with the
-attempt's key. The reward is the sum of the weighted rewards, as verifiers has it; each of them and each metric is a dimension.
+attempt's key. The reward is the sum of the weighted rewards, as in verifiers; each of them and each metric is a dimension.
 
 Source: `load_environment` and `Env.run_episode` of verifiers 0.4, `verifiers/v1/`.
 """
@@ -44,12 +44,12 @@ def convert(
     """Returns an environment as an agent with the first tasks of its taskset.
 
     Args:
-        config: Id of an installed taskset, or a configuration as its `[env]` table has it, such as `{"taskset": {"id": "gsm8k-v1"},
-            "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`. Of an id alone, the harness runs as a
+        config: Id of an installed taskset, or a configuration in the form of the `[env]` table, such as `{"taskset": {"id":
+            "gsm8k-v1"}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`. With only an id, the harness runs as a
             subprocess of the attempt.
         model: Name of the model that plays.
         count: Number of tasks, fewer if the taskset has fewer.
-        sampling: Sampling of its calls, as verifiers has it, such as `{"max_tokens": 512}`.
+        sampling: Sampling settings of its calls, in the form of verifiers, such as `{"max_tokens": 512}`.
         agent: Further settings of the agent, such as `AgentConfig(requirements="requirements.txt")`.
 
     Raises:
@@ -120,7 +120,7 @@ async def play(task: Mapping[str, Any], context: Context) -> float:
 
 
 def _scored(episode: Any) -> float:
-    """Emits the rewards and metrics of an episode; returns its reward: of several traces their sum."""
+    """Emits the rewards and metrics of an episode; returns its reward: the sum over its traces."""
     total = 0.0
     for trace in episode.traces:
         total += trace.reward

@@ -1,4 +1,4 @@
-"""Names of models that runs begin with: `hf:org/name@revision` on a hub, `model:NAME` for one that was uploaded."""
+"""Names of models from which runs start: `hf:org/name@revision` on a hub, `model:NAME` for an uploaded model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HubName:
         """Reads `hf:organisation/name@revision`; without a revision it is `main`.
 
         Raises:
-            ValueError: if it has another form; the text says which it should have.
+            ValueError: if it has another form; the message has the expected form.
         """
         repository, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
         is_well_formed = (
@@ -55,7 +55,7 @@ class HubName:
 
     @property
     def commit(self) -> str:
-        """The revision if it is a commit, which never changes; else empty."""
+        """The revision if it is a commit, which never changes; otherwise empty."""
         return self.revision if _COMMIT.fullmatch(self.revision) else ""
 
     def at(self, commit: str) -> HubName:
@@ -68,7 +68,7 @@ class HubName:
 
 
 def base_problem(base: str) -> str:
-    """Returns what is wrong with the name of a model that a run begins with; empty if nothing is."""
+    """Returns the problem with the name of a model from which a run starts; empty if it is valid."""
     if _MODEL.fullmatch(base):
         return ""
     try:
@@ -79,5 +79,5 @@ def base_problem(base: str) -> str:
 
 
 def pinned(base: str, version: str) -> str:
-    """Returns the name of a model at what never changes: its commit on the hub, or the digest of an upload."""
+    """Returns the immutable name of a model: with its commit on the hub, or with the digest of an upload."""
     return str(HubName.parse(base).at(version)) if base.startswith(HUB_PREFIX) else f"{MODEL_PREFIX}{version}"

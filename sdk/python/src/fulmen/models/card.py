@@ -1,4 +1,4 @@
-"""The model card of an exported model: where it came from and what it can do, from its run."""
+"""The model card of an exported model: its origin and its results, from its run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _HEADING: Final = re.compile(r"^(#+) ", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where a model came from.
+    """Origin of a model.
 
     Attributes:
         version: The version that is exported.
-        run: Its training run; None if it is gone.
+        run: Its training run; None if it was deleted.
         report: The run's report as Markdown; empty without one.
         curve_png: The run's curve; empty without one.
     """
@@ -39,7 +39,7 @@ class Lineage:
 
 
 async def read_lineage(services: Services, version: PolicyVersion) -> Lineage:
-    """Reads the run of a version and its report; without them if the run is gone."""
+    """Reads the run of a version and its report; both are missing if the run was deleted."""
     if not version.run:
         return Lineage(version=version)
     try:
@@ -55,7 +55,7 @@ async def read_lineage(services: Services, version: PolicyVersion) -> Lineage:
 
 
 def base_of(run: training_run_pb2.TrainingRun | None) -> str:
-    """Returns what a run began with: a model on the hub with its commit, a folder, a function or a version."""
+    """Returns the initial weights of a run: a model on the hub with its commit, a folder, a function or a version."""
     if run is None:
         return ""
     if base := run.provenance.get("policy.base") or run.provenance.get("policy.first_version"):

@@ -106,10 +106,11 @@ def listed_files(folder: Path, *, follow_links: bool = False) -> tuple[list[str]
 
     Args:
         folder: the folder.
-        follow_links: whether a link to a file counts as the file, as in the cache of a hub; links to folders never do.
+        follow_links: whether links to files are followed, as in the cache of a hub; links to folders are never
+            followed.
 
     Returns:
-        The paths that a model may have, and those that it may not, such as pickles and links.
+        The paths that are allowed in a model, and the paths that are not, such as pickles and links.
 
     Raises:
         OSError: if it cannot be read.
@@ -137,7 +138,7 @@ def read_manifest(folder: Path, *, follow_links: bool = False) -> list[ModelFile
 
 
 def _walk(folder: Path, *, follow_links: bool) -> Iterator[tuple[str, int]]:
-    """Yields all that is no folder, with its mode, down to the depth that a model may have."""
+    """Yields everything except folders, with its mode, down to the maximum depth of a model."""
     todo = [""]
     while todo:
         name = todo.pop()

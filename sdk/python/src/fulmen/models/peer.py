@@ -22,7 +22,7 @@ LEAST_BYTES: Final = 512 * 2**10
 
 
 class PeerFailure(StrEnum):
-    """What was wrong with a peer."""
+    """Failure of a peer."""
 
     NONE = ""
     SLOW = "slow"
@@ -30,15 +30,15 @@ class PeerFailure(StrEnum):
 
 
 class Peer:
-    """One peer, for one download after the other. After its first failure it is not asked again.
+    """One peer, for any number of consecutive downloads. After its first failure it is not used again.
 
     Attributes:
         received_bytes: Bytes that it has sent.
-        failure: What was wrong with it.
+        failure: Its failure, if any.
     """
 
     def __init__(self, weights: WeightServiceStub, *, patience_s: float) -> None:
-        """`patience_s` is the time in which it has to send `LEAST_BYTES`, in seconds."""
+        """`patience_s` is the time within which it must send `LEAST_BYTES`, in seconds."""
         self._weights = weights
         self._patience_s = patience_s
         self._is_asked = True
@@ -46,14 +46,14 @@ class Peer:
         self.failure = PeerFailure.NONE
 
     async def receive(self, request: pb.DownloadChunksRequest, take: Callable[[bytes], Awaitable[None]]) -> int:
-        """Hands on what it sends of a range, which may be less.
+        """Passes on the bytes that it sends of a range, which may be fewer than requested.
 
         Args:
             request: The range, with its size.
-            take: Takes the next bytes.
+            take: Receives the next bytes.
 
         Returns:
-            How many bytes it has sent.
+            Number of bytes that it has sent.
         """
         arrived = 0
         if not self._is_asked:
@@ -82,5 +82,5 @@ class Peer:
         return arrived
 
     def fail(self, failure: PeerFailure) -> None:
-        """Notes that it has failed."""
+        """Records that it has failed."""
         self._is_asked, self.failure = False, failure

@@ -16,7 +16,7 @@ PUSHED: Final = frozenset({".safetensors", ".json", ".jinja", ".txt", ".model", 
 
 
 class PushFailed(Exception):
-    """Raised when a hub does not take a model, or cannot be reached; the text says what to do."""
+    """Raised when a hub does not accept a model or cannot be reached; the message has the remedy."""
 
 
 def hub_repository(text: str) -> HubName:
@@ -35,7 +35,7 @@ def pushed_files(folder: Path) -> dict[str, int]:
     """Returns the files that are uploaded, at the top of the folder, with their sizes in bytes.
 
     Raises:
-        FileNotFoundError: if the folder holds no model.
+        FileNotFoundError: if the folder contains no model.
     """
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} contains no model: {CONFIG} is missing.")
@@ -44,7 +44,7 @@ def pushed_files(folder: Path) -> dict[str, int]:
 
 
 def push_model(hub: Any, folder: Path, name: HubName, *, public: bool) -> str:
-    """Uploads a model, to a repository that is created if need be; returns the URL of the commit.
+    """Uploads a model to a repository, which is created if it does not exist; returns the URL of the commit.
 
     Args:
         hub: the module `huggingface_hub`; server and token are its own: HF_ENDPOINT, HF_TOKEN, `hf auth login`.
@@ -53,8 +53,8 @@ def push_model(hub: Any, folder: Path, name: HubName, *, public: bool) -> str:
         public: whether a new repository is public.
 
     Raises:
-        FileNotFoundError: if the folder holds no model.
-        PushFailed: if the hub refuses or cannot be reached; what was uploaded is kept.
+        FileNotFoundError: if the folder contains no model.
+        PushFailed: if the hub refuses or cannot be reached; uploaded files are kept.
     """
     files = pushed_files(folder)
     api = hub.HfApi()

@@ -1,4 +1,4 @@
-"""Uploads folders of weights to a deployment and downloads them, over any broken connections; see `WeightService`.
+"""Uploads folders of weights to a deployment and downloads them, across broken connections; see `WeightService`.
 
 Nothing here needs torch. An interrupted transfer is resumed when it is started again.
 """
@@ -56,7 +56,7 @@ Result = TypeVar("Result")
 
 
 class TransferFailed(Exception):
-    """Raised when a file is not what its manifest says, or the target of a download is taken."""
+    """Raised when a file does not match its manifest, or the target of a download exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Uploaded:
 
     Attributes:
         model: The model.
-        left_out: Paths of the folder that were not sent, since they are not read as data.
-        sent_bytes: Size of what was sent; the rest was there.
+        left_out: Paths of the folder that were not sent, because they are not model data.
+        sent_bytes: Number of bytes sent; the service already had the rest.
     """
 
     model: pb.Model
@@ -79,7 +79,7 @@ class Downloaded:
     """Weights that were downloaded.
 
     Attributes:
-        source: What was downloaded, with a name that stays the same.
+        source: The downloaded weights, by an immutable name.
         digest: Digest of its manifest.
         size_bytes: Size of all files.
     """
@@ -98,11 +98,11 @@ async def upload_model(
     on_progress: Progress = lambda done, total: None,
     patience_s: float = PATIENCE_S,
 ) -> Uploaded:
-    """Uploads a folder in the format of `transformers`, or what the service lacks of it.
+    """Uploads the files of a folder in the format of `transformers` that the service does not have.
 
     Args:
         weights: the service.
-        folder: the folder. Its links to files are followed; hidden names and files that are not read as data are left out.
+        folder: the folder. Its links to files are followed; hidden names and files that are not model data are left out.
         project: `projects/{project}`; empty for the token's.
         alias: alias of the model; empty for none.
         on_progress: called after each chunk.
@@ -152,20 +152,22 @@ async def download_weights(
     patience_s: float = PATIENCE_S,
     peer: Peer | None = None,
 ) -> Downloaded:
-    """Downloads a model or the weights of a policy version; the folder appears once all of it is there and verified.
+    """Downloads a model or the weights of a policy version; the folder appears once all files have arrived and were
+    verified.
 
-    What an interrupted download has left in `{folder}.part` is used.
+    Files that an interrupted download has left in `{folder}.part` are reused.
 
     Args:
         weights: the service.
-        source: what is downloaded.
-        folder: the new folder, which is not there or empty.
+        source: the weights to download.
+        folder: the new folder, which must not exist or be empty.
         on_progress: called after each chunk.
         patience_s: time without a byte after which an outage ends the download, in seconds.
-        peer: asked for the files first; what it does not send, or sends wrong, comes from the service.
+        peer: tried first; files that it does not send, or sends damaged, are fetched from the service.
 
     Raises:
-        TransferFailed: if the folder is taken, or the service sends something else than its manifest says.
+        TransferFailed: if the folder exists and is not empty, or the service sends data that does not match its
+            manifest.
         OSError: if a file cannot be written.
         FulmenError: the service's last answer, such as ModelNotFound.
     """
@@ -190,13 +192,14 @@ async def download_weights(
 
 
 def places_of(folder: Path, path: str) -> tuple[Path, ...]:
-    """Returns where a file of a download into a folder may be: at last, before all are there, and while it arrives."""
+    """Returns the places of a file of a download: in the final folder, before all files have arrived, and while it
+    arrives."""
     aside = folder.with_name(f"{folder.name}{PART}") / path
     return folder / path, aside, aside.with_name(f"{aside.name}{PART}")
 
 
 class _Upload:
-    """What an upload still has to send."""
+    """The files that an upload still has to send."""
 
     def __init__(self, weights: WeightServiceStub, folder: Path, files: Sequence[ModelFile], report: Progress) -> None:
         self._weights, self._folder, self._report = weights, folder, report
@@ -208,14 +211,14 @@ class _Upload:
         self.sent_bytes = self.arrived_bytes = 0
 
     def begun(self, answer: pb.BeginUploadResponse) -> None:
-        """Takes what the service says that it lacks."""
+        """Stores the list of files that the service lacks."""
         self._name, self._missing = answer.upload, [*answer.missing]
         lacking = sum(self._files[each.path].size_bytes - each.received_bytes for each in self._missing)
         self.arrived_bytes = self._total - lacking
         self._report(self.arrived_bytes, self._total)
 
     async def send(self) -> None:
-        """Sends what is missing, at most `STREAM_BYTES` of it.
+        """Sends missing bytes, at most `STREAM_BYTES`.
 
         Raises:
             TransferFailed: if there is nothing to send.
@@ -267,7 +270,7 @@ class _Moving:
     """Ends a stream that has transferred nothing for `STALL_S`.
 
     Raises:
-        Unavailable: if so.
+        Unavailable: if that happens.
     """
 
     def __init__(self) -> None:
@@ -284,7 +287,8 @@ class _Moving:
             raise Unavailable(f"No data was transferred for {STALL_S:.0f} s.") from error
 
     def moves(self, *, then_checks_bytes: int = 0) -> None:
-        """Notes that something has; the service then checks so many bytes, during which nothing moves."""
+        """Records a transfer; the service then checks `then_checks_bytes` bytes, during which nothing is
+        transferred."""
         until_s = asyncio.get_running_loop().time() + STALL_S + then_checks_bytes / CHECKED_BYTES_PER_S
         # Chunks of the next file are sent ahead while the service still checks the last one.
         if not self._limit.expired() and until_s > (self._limit.when() or 0.0):
@@ -301,7 +305,7 @@ class _Patience:
         self._wait_s = _FIRST_WAIT_S
 
     def reached(self, arrived_bytes: int) -> None:
-        """Notes how much has arrived; more than ever before means that the connection works."""
+        """Records how much has arrived; more than ever before means that the connection works."""
         if arrived_bytes > self._best:
             self._best, self._since_s, self._wait_s = arrived_bytes, time.monotonic(), _FIRST_WAIT_S
 
@@ -309,7 +313,7 @@ class _Patience:
         """Waits before the next try.
 
         Raises:
-            FulmenError: the error, if another try is of no use.
+            FulmenError: the error, if another try cannot succeed.
         """
         if not _may_pass(error) or time.monotonic() - self._since_s > self._limit_s:
             raise error
@@ -326,13 +330,13 @@ class _Arrived:
         self._report = report
 
     def add(self, size_bytes: int) -> None:
-        """Counts more bytes; fewer after a file that was not what it should be."""
+        """Counts more bytes; fewer after a file that was damaged."""
         self.done_bytes += size_bytes
         self._report(self.done_bytes, self.total_bytes)
 
 
 def _may_pass(error: FulmenError) -> bool:
-    """Returns whether the same transfer may go on after an error."""
+    """Returns whether the same transfer may continue after an error."""
     if isinstance(error, QuotaExceeded):
         return bool(error.retry_after_s)  # of what is full there is no time
     if isinstance(error, InternalError):
@@ -350,7 +354,7 @@ async def _patiently(patience: _Patience, call: Callable[[], Awaitable[Result]])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Download:
-    """Where the files of a download come from."""
+    """The sources of the files of a download."""
 
     weights: WeightServiceStub
     source: pb.WeightSource
@@ -431,7 +435,7 @@ def _is_right(path: Path, file: ModelFile) -> bool:
 
 
 def _appear(aside: Path, folder: Path, files: Set[str]) -> None:
-    """Renames a folder that is complete, without what other downloads have left in it."""
+    """Renames a complete folder, without files that other downloads have left in it."""
     for path in sorted(aside.rglob("*"), reverse=True):
         if path.is_dir():
             with suppress(OSError):

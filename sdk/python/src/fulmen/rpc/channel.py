@@ -282,7 +282,7 @@ class ResponseStream(Generic[Response]):
             raise _of_stream(error) from None
 
     def cancel(self) -> None:
-        """Ends the call."""
+        """Cancels the call."""
         self._call.cancel()
 
 
@@ -357,7 +357,8 @@ def open_channel(
         token: Token sent as `authorization: Bearer` with every call; a function for a token that changes.
         tls: Files for TLS; None for no TLS. When they change, new calls use a new connection.
         timeout_s: Default deadline of unary calls, in seconds.
-        retries: Whether grpc retries calls other than streams of requests; false for who repeats calls itself.
+        retries: Whether grpc retries calls other than streams of requests; false for callers that retry calls
+            themselves.
 
     Raises:
         OSError: if a file of `tls` cannot be read.

@@ -1,7 +1,7 @@
 """One thread with an event loop, where the connections of the Python API live.
 
-gRPC's channels belong to the event loop that made them. Through a `HomeChannel` one connection serves callers of every
-loop and of none: scripts, notebooks, whose loop runs already, and asynchronous programs.
+gRPC's channels belong to the event loop that made them. Through a `HomeChannel` one connection serves callers with or
+without an event loop: scripts, notebooks, whose loop already runs, and asynchronous programs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def block_on(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine at home and waits for its result; Ctrl-C cancels it.
 
     Raises:
-        RuntimeError: if called at home, where waiting would never end.
+        RuntimeError: if called at home, where it would wait forever.
     """
     if _home.is_here():
         work.close()
@@ -66,7 +66,7 @@ def block_on(work: Coroutine[Any, Any, T]) -> T:
 
 
 def iterate(items: AsyncIterator[T]) -> Iterator[T]:
-    """Yields the items of an asynchronous iterator that runs at home; has it closed in the end."""
+    """Yields the items of an asynchronous iterator that runs at home; closes it at the end."""
 
     async def following() -> Any:
         return await anext(items, _END)
@@ -85,7 +85,7 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
 
 
 async def await_at_home(make: Callable[[], Awaitable[T]]) -> T:
-    """Awaits at home what a function makes there, from any loop."""
+    """Calls a function at home and awaits its result there, from any loop."""
     if _home.is_here():
         return await make()
 
@@ -143,7 +143,7 @@ class HomeChannel:
         return invoke
 
     def stream_stream(self, method: str, *_: Any, **__: Any) -> Callable[..., Any]:
-        """Refuses: the Python API has no such call."""
+        """Not supported: the Python API has no such call."""
         return _refusing(method)
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ async def read_resources(
     Args:
         stub: The store's resources.
         names: `resources/{resource}`, or names of versions or aliases.
-        project: `projects/{project}`; empty for that of the token.
+        project: `projects/{project}`; empty for the token's.
         timeout: Limit of each call, seconds.
 
     Raises:

@@ -33,8 +33,8 @@ def grpc_code(code: Code) -> grpc.StatusCode:
 def encode(error: FulmenError) -> status_pb2.Status:
     """Returns the status of an error, with `ErrorInfo`, `RetryInfo`, and `BadRequest` if it has violations.
 
-    The last violation gives the number of those that do not fit, and a long text is cut: gRPC drops a status whose
-    metadata have more than 8 KiB.
+    The last violation has the number of violations that do not fit, and a long text is truncated: gRPC drops a status
+    whose metadata have more than 8 KiB.
     """
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code.value), message=_shortened(error.message))
     metadata = {key: value[:MAX_METADATA_CHARS] for key, value in error.metadata.items()}

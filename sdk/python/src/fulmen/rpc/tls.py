@@ -1,4 +1,4 @@
-"""TLS settings of connections: trusted authorities, and the client certificate.
+"""TLS settings of connections: trusted CAs, and the client certificate.
 
 The files are read again when they change, so certificates are renewed without a restart.
 """
@@ -21,7 +21,7 @@ class TlsFiles:
     """Paths of PEM files, and the expected server name.
 
     Attributes:
-        ca_file: Authorities of the peer's certificates; empty for a server that requests no client certificates.
+        ca_file: CAs of the peer's certificates; empty for a server that requests no client certificates.
         certificate_file: Own certificate chain; empty for a client without a certificate.
         key_file: Key of that certificate.
         server_name: Name required in a server's certificate; empty for the name in its address.
@@ -34,7 +34,7 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "TlsFiles | None":
-        """Reads FULMEN_TLS_CA_FILE and related variables; None without authorities."""
+        """Reads FULMEN_TLS_CA_FILE and related variables; None without CAs."""
         ca_file = environment.get(CA_VARIABLE, "")
         if not ca_file:
             return None

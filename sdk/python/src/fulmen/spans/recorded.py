@@ -41,7 +41,7 @@ def cut(text: str) -> tuple[str, bool]:
 def json_text(value: object) -> tuple[str, bool]:
     """Returns a value as JSON without its long parts; and whether anything was omitted.
 
-    Objects without a JSON form are replaced by the names of their types.
+    Objects that JSON cannot represent are replaced by the names of their types.
     """
     bounded = _Bounded()
     text = json.dumps(bounded.of(value), ensure_ascii=False)

@@ -53,7 +53,7 @@ def tracer() -> trace.Tracer:
 
 
 def parent_context() -> otel_context.Context:
-    """Returns the context of the open span; without an open span, that of `TRACEPARENT`."""
+    """Returns the context of the open span; without an open span, the context of `TRACEPARENT`."""
     here = otel_context.get_current()
     if trace.get_current_span(here).get_span_context().is_valid:
         return here
@@ -63,7 +63,7 @@ def parent_context() -> otel_context.Context:
 
 
 def flush(timeout_s: float = FLUSH_S) -> int:
-    """Waits until the spans of this process are acknowledged. Does nothing in a runner, which waits by itself.
+    """Waits until the spans of this process are acknowledged. Does nothing in a runner, which waits itself.
 
     Args:
         timeout_s: Maximum wait, in seconds.

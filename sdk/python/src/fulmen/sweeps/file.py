@@ -1,6 +1,6 @@
 """The format of `sweep.toml`: which settings of a `train.toml` are tried, how many, and for how many steps.
 
-Reading is strict, as that of `train.toml`: all problems are reported at once.
+Reading is strict, as for `train.toml`: all problems are reported together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _combination(lists: Mapping[str, Sequence[Any]], number: int) -> dict[str, A
 
 
 def _text(value: Any) -> str:
-    """Returns a value as JSON, which tells `1` from `true` as comparisons do not."""
+    """Returns a value as JSON, which distinguishes `1` from `true`, unlike comparisons."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -80,17 +80,17 @@ class Sweep:
 
     Attributes:
         file: The file.
-        name: Begins the ids of its runs.
+        name: Prefix of the ids of its runs.
         train: The `train.toml`.
         trials: Number of settings that are tried.
-        metric: Result of a run by which trials are compared, that of the last stage.
+        metric: Result by which trials are compared, from the run of the last stage.
         maximise: Whether higher is better.
         seed: Seed of the settings.
         steps_setting: Setting with the number of steps, such as `grpo.steps`.
-        min_steps: Steps of every trial at first.
-        max_steps: Steps of those that are left at the end.
+        min_steps: Steps of every trial in the first rung.
+        max_steps: Steps of the trials that are left in the last rung.
         factor: From one rung to the next a trial gets `factor` times the steps, and one of `factor` trials is left.
-        search: What each setting is drawn from.
+        search: Values of each searched setting.
     """
 
     file: Path
@@ -119,9 +119,9 @@ class Sweep:
         return tuple((self.trials // self.factor**rung, each) for rung, each in enumerate(steps))
 
     def settings(self) -> list[dict[str, Any]]:
-        """Returns the settings of each trial, a function of the file alone; no two are the same.
+        """Returns the settings of each trial, which depend only on the file; all are different.
 
-        Fewer than `trials` if there are not as many; reading the file refuses that.
+        Fewer than `trials` if there are not as many combinations; `load_sweep` refuses such files.
         """
         chance = random.Random(f"{self.seed}/sweep")
         lists = {key: each for key, each in self.search.items() if isinstance(each, tuple)}
@@ -218,7 +218,7 @@ def _search(table: TableReader, given: Any) -> dict[str, Choices]:
 
 
 def _check(sweep: Sweep, table: TableReader, steps: TableReader) -> None:
-    """Adds the problems of values that are valid each by itself, but not together."""
+    """Adds the problems of values that are valid individually but not together."""
     for key in (*sweep.search, sweep.steps_setting):
         if key and not _SETTING.fullmatch(key):
             table.problem(f'"{key}"', 'write a setting with its algorithm in quotes, such as "grpo.learning_rate"')

@@ -1,10 +1,10 @@
-"""Successive halving over training runs; who is left is a function of the results of the runs alone.
+"""Successive halving over training runs; the remaining trials depend only on the results of the runs.
 
 Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
-(arXiv:1502.07943), algorithm 1. Those that are left train on from where they stopped.
+(arXiv:1502.07943), algorithm 1. The remaining trials continue training from where they stopped.
 
-Invariant: nothing is kept but the runs. A sweep that is killed anywhere and begun again finds its runs by their names,
-creates those that are missing, and comes to the same trials.
+Invariant: the runs are the only state. A sweep that is killed anywhere and started again finds its runs by their
+names, creates the missing ones, and selects the same trials.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = ["SweepRuns", "TrialResult", "halve", "survivors"]
 
 @dataclass(slots=True, kw_only=True)
 class TrialResult:
-    """How far a trial has come.
+    """Progress of a trial.
 
     Attributes:
         trial: Its number, from 0.
         rung: The last rung that it was in.
         steps: Steps of that rung.
-        value: Metric at that rung; None if its run ended without it.
+        value: Metric at that rung; None if its run ended without the metric.
         run: The run of that rung.
-        why: Why it has no value.
+        why: Reason why it has no value.
     """
 
     trial: int
@@ -47,17 +47,17 @@ class SweepRuns(Protocol):
         """Creates or resumes the run of a trial for a rung, unless that was done; returns the name of its last stage."""
 
     async def value(self, run: str, steps: int) -> tuple[float | None, str]:
-        """Waits until a run has done the steps of a rung; returns its metric then, or None and why it has none."""
+        """Waits until a run has completed the steps of a rung; returns its metric then, or None and the reason."""
 
     async def end(self, run: str) -> None:
-        """Ends a run that is out, if it has not ended."""
+        """Cancels a run that is eliminated, if it has not ended."""
 
 
 async def halve(sweep: Sweep, runs: SweepRuns) -> list[TrialResult]:
-    """Carries a sweep out; returns all trials, the best first.
+    """Runs a sweep; returns all trials, best first.
 
     Raises:
-        FulmenError: if the services refuse or cannot be reached; the sweep can be begun again.
+        FulmenError: if the services refuse or cannot be reached; the sweep can be started again.
     """
     results = [TrialResult(trial=trial) for trial in range(sweep.trials)]
     left = list(range(sweep.trials))
@@ -74,7 +74,7 @@ async def halve(sweep: Sweep, runs: SweepRuns) -> list[TrialResult]:
 
 
 def survivors(results: Sequence[TrialResult], left: Sequence[int], count: int, *, maximise: bool) -> list[int]:
-    """Returns the best `count` trials that are left, by their number; those without a value are out after the first rung."""
+    """Returns the best `count` remaining trials, by number; trials without a value are eliminated after the first rung."""
     if all(not results[trial].run for trial in left):
         return sorted(left)[:count]
     known = [trial for trial in left if results[trial].value is not None]
@@ -82,7 +82,7 @@ def survivors(results: Sequence[TrialResult], left: Sequence[int], count: int, *
 
 
 def _ranked(results: Sequence[TrialResult], trials: Sequence[int], *, maximise: bool) -> list[int]:
-    """Sorts trials: those of a later rung first, then by value, of equal ones the earlier; those without a value last."""
+    """Sorts trials: later rungs first, then by value, equal ones by number; trials without a value last."""
 
     def key(trial: int) -> tuple[bool, int, float, int]:
         each = results[trial]

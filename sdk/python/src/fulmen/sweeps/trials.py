@@ -1,4 +1,4 @@
-"""The runs of a sweep at the services: named by sweep and trial, and tagged with what the sweep is made of."""
+"""The runs of a sweep at the services: named by sweep and trial, and tagged with the sweep's digest."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
 
 
 def metric_of(results: Mapping[str, float], metric: str) -> tuple[float | None, str]:
-    """Returns a result of a run; None, and why, if it cannot be compared: infinity would be the best or the worst."""
+    """Returns a result of a run; None, and why, if it cannot be compared: infinity would always be the best or the
+    worst."""
     found = results.get(metric)
     if found is None:
         return None, f"has no {metric}, only {', '.join(sorted(results)) or 'no results'}"
@@ -90,8 +91,8 @@ class Trials:
         plan: The training that is varied.
         bundle: The agent's files.
         datasets: The data by use.
-        inputs: What the training names and does not publish, such as scores.
-        tell: Is given a line about each run that begins or ends.
+        inputs: Inputs that the training names but does not publish, such as scores.
+        tell: Called with a line about each run that begins or ends.
     """
 
     services: Services
@@ -138,7 +139,7 @@ class Trials:
         """See `SweepRuns`.
 
         Raises:
-            ConfigError: if a run of the name exists that another sweep has made.
+            ConfigError: if a run of this name exists that another sweep has created.
         """
         assert self._first is not None, "call begin() first"
         settings, most = self._settings[trial], self.sweep.max_steps
@@ -171,7 +172,8 @@ class Trials:
 
     @staticmethod
     def _rests_before(run: training_run_pb2.TrainingRun, steps: int) -> bool:
-        """Returns whether a run rests at the end of an earlier rung; one that a person has paused rests elsewhere."""
+        """Returns whether a run is paused at the end of an earlier rung; a run that a person has paused stops
+        elsewhere."""
         paused = run.state == training_run_pb2.TRAINING_RUN_STATE_PAUSED
         return paused and 0 < run.pause_at_step < steps and run.step >= run.pause_at_step
 
@@ -194,7 +196,7 @@ class Trials:
         return value, why
 
     async def _reached(self, run: str, steps: int) -> tuple[float | None, str]:
-        """Follows the events of a run from its beginning, so that what it had at an earlier rung is found again."""
+        """Follows the events of a run from its beginning, so that its results at an earlier rung are found again."""
         at = training_run_pb2.TrainingRun(name=run)
         async with aclosing(follow_run(self.services, run, on_interruption=lambda _: None)) as events:
             async for event in events:
@@ -208,7 +210,8 @@ class Trials:
 
     @property
     def digest(self) -> str:
-        """What the sweep is made of, so that one that goes on does not mix runs of different settings, data or agents."""
+        """Digest of the sweep's settings, data and agent, so that a continued sweep does not mix runs of different
+        ones."""
         plan = self.plan
         parts = [
             {key: value for key, value in asdict(self.sweep).items() if key not in ("file", "train")},

@@ -71,7 +71,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeConfig:
-    """A language model as the grader; unset fields have the defaults of the contract."""
+    """A language model as the grader; unset fields have the defaults of the API."""
 
     model: str
     prompt: str = ""
@@ -96,7 +96,7 @@ class AgentConfig:
         limits: Limits of one attempt.
         environment: Further environment variables.
         secrets: Names of the project's secrets that its attempts get as environment variables.
-        include: Patterns of files that its bundle takes although they would be left out.
+        include: Patterns of files to include in its bundle although they would be left out.
         requirements: File in the agent's folder with the packages that it needs; runners install them once.
         venv: Virtual environment on the runners' machine, absolute or relative to the agent's folder.
         grader: A Python callable that grades.
@@ -159,7 +159,8 @@ def read_agent(table: TableReader, folder: Path) -> AgentConfig:
 def checked_environment(agent: AgentConfig, folder: Path) -> tuple[list[tuple[str, str]], AgentConfig]:
     """Returns the problems of an agent's virtual environment, each with its key, and the agent with its absolute path.
 
-    A program of the environment, such as `.venv/bin/python`, becomes an absolute path as well: no bundle has it.
+    A program of the environment, such as `.venv/bin/python`, becomes an absolute path as well: it is not in the
+    bundle.
     """
     problems: list[tuple[str, str]] = []
     if agent.requirements and agent.venv:
@@ -196,11 +197,11 @@ def _in_environment(command: tuple[str, ...], venv: Path, folder: Path) -> tuple
 
 
 def agent_spec(agent: AgentConfig, bundle: str) -> agent_spec_pb2.AgentSpec:
-    """Returns the agent spec, which says how to start and grade the agent.
+    """Returns the agent spec, which defines how to start and grade the agent.
 
     Args:
         agent: the agent.
-        bundle: `resources/{id}/versions/{n}` of its files; empty if it is installed.
+        bundle: `resources/{id}/versions/{n}` of its files; empty if it is installed on the runners.
     """
     spec = agent_spec_pb2.AgentSpec(bundle=bundle, environment=dict(agent.environment), secrets=agent.secrets)
     isolation = _ISOLATION_VALUES[agent.isolation]

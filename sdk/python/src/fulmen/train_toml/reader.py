@@ -188,7 +188,7 @@ def parsed_toml(path: Path, content: bytes | None = None) -> dict[str, Any]:
 
     Args:
         path: the file.
-        content: what it has; None to read it.
+        content: its content; None to read it.
 
     Raises:
         ConfigError: if it does not exist or is not TOML.
@@ -212,7 +212,7 @@ def parsed_toml(path: Path, content: bytes | None = None) -> dict[str, Any]:
 
 
 def is_json(value: object) -> bool:
-    """Returns whether a value of TOML is one of JSON, too: a date is not."""
+    """Returns whether JSON can represent a TOML value: a date cannot."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -235,7 +235,7 @@ def is_target(text: str) -> bool:
 
 
 def is_file(path: Path, *, folder: bool = False) -> bool:
-    """Returns whether a path is that of a file, or of a folder; False also for one that nothing can have."""
+    """Returns whether a path is an existing file or folder; False also for an impossible path."""
     try:
         return path.is_dir() if folder else path.is_file()
     except (OSError, ValueError):

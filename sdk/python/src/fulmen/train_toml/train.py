@@ -1,7 +1,7 @@
 """The format of `train.toml`: policy, agent, data and stages.
 
-Reading is strict: an unknown key is an error with the nearest known key, and all problems of a file are reported at
-once. Settings of a stage belong to its algorithm and are checked by the algorithm service.
+Reading is strict: an unknown key is an error with the nearest known key, and all problems of a file are reported
+together. Settings of a stage belong to its algorithm and are checked by the algorithm service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 class PolicyConfig:
     """The policy and the source of its first weights; at most one of the four sources is set.
 
-    Without a name no policy is trained: the stages evaluate, or work on a prompt.
+    Without a name no policy is trained: the stages evaluate, or improve a prompt.
     """
 
     name: str = ""
@@ -107,7 +107,7 @@ class StageConfig:
 class TrainConfig:
     """A whole `train.toml`; `folder` contains it, and becomes the agent's bundle.
 
-    Without an agent no stage makes rollouts: the stages imitate conversations, or learn from rollouts that exist.
+    Without an agent no stage makes rollouts: the stages imitate conversations, or train on existing rollouts.
     """
 
     file: Path
@@ -146,7 +146,7 @@ def load_train_config(path: Path) -> TrainConfig:
 
 
 def read_train_config(path: Path) -> tuple[TrainConfig, list[str]]:
-    """Reads a `train.toml`; returns it without what is not valid, and every problem.
+    """Reads a `train.toml`; returns its valid parts and every problem.
 
     Raises:
         ConfigError: if it is not TOML.

@@ -1,1 +1,1 @@
-"""What a training is made of, for the command line and the Python API: bundle, agent, tasks, algorithm, runs."""
+"""The parts of a training, for the command line and the Python API: bundle, agent, tasks, algorithm, runs."""

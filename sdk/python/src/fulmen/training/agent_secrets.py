@@ -35,7 +35,7 @@ async def list_secrets(client: Services, project: str = "") -> Sequence[pb.Secre
 
 
 async def set_from_environment(client: Services, names: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
-    """Sets an agent's secrets from the variables of the same names; those that are not set are left out."""
+    """Sets an agent's secrets from the variables of the same names; unset ones are left out."""
     for name in names:
         if environ.get(name):
             await client.secrets.SetSecret(pb.SetSecretRequest(name=name, value=environ[name].encode()))

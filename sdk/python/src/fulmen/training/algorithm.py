@@ -1,4 +1,4 @@
-"""An algorithm with its settings, as `client.train` takes it."""
+"""An algorithm with its settings, for `client.train`."""
 
 from __future__ import annotations
 

@@ -59,14 +59,15 @@ def pack_bundle(
     """Packs a folder without secrets, caches, ignored files and large data files.
 
     Args:
-        folder: what to pack; links in it must stay inside it. None for the added files alone.
+        folder: what to pack; links in it must stay inside it. None for only the added files.
         data_files: files of the configuration's [data]; large ones are left out.
-        agent: the agent, whose own files must not be left out; its `include` takes files that otherwise would be.
-        added: further files by their name in the bundle; they take the place of others of the same name.
+        agent: the agent, whose own files must not be left out; its `include` adds files that would otherwise be left
+            out.
+        added: further files by their name in the bundle; they replace others of the same name.
 
     Raises:
         ConfigError: if the folder is too large, holds a link that leads out of it, a file whose content looks like a
-            secret, or if a file that the agent is started with would be left out.
+            secret, or if a file that is needed to start the agent would be left out.
     """
     include = () if agent is None else agent.include
     if folder is None:
@@ -90,7 +91,8 @@ def pack_bundle(
 
 
 def bundle_summary(bundle: Bundle) -> str:
-    """Returns a line about a bundle: how many files, how large, and what was left out because it may hold secrets."""
+    """Returns a line about a bundle: how many files, how large, and what was left out because it may contain
+    secrets."""
     secrets = [each.name for each in bundle.left_out if each.why == SECRET]
     text = f"{len(bundle.sizes)} files, {_size(sum(bundle.sizes.values()))}"
     return f"{text}; left out, because they may contain secrets: {', '.join(secrets[:LARGEST_SHOWN])}" if secrets else text
@@ -146,7 +148,8 @@ def _require_own_files(
 
 
 def _is_installed(program: Path) -> bool:
-    """Returns whether a program is of a virtual environment, or a link to one elsewhere: a copy of it would not start."""
+    """Returns whether a program belongs to a virtual environment, or links to one elsewhere: a copy of it would not
+    start."""
     return program.is_symlink() or (program.parent.parent / "pyvenv.cfg").is_file()
 
 

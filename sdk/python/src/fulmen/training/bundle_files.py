@@ -1,8 +1,8 @@
-"""Chooses the files of a bundle: what may be a secret, caches and ignored files stay on this machine.
+"""Chooses the files of a bundle: possible secrets, caches and ignored files stay on this machine.
 
-Invariant: a file whose name or content looks like a secret is taken only if `include` names it exactly. `.gitignore`
-files are read as git reads them, those above the folder up to the repository's root included; `.fulmenignore` files have
-the same syntax and are read after them, so that they may take a file back that git ignores.
+Invariant: a file whose name or content looks like a secret is included only if `include` names it exactly. `.gitignore`
+files are read as git reads them, including those above the folder up to the repository's root; `.fulmenignore` files
+have the same syntax and are read after them, so that they can include a file that git ignores.
 """
 
 from __future__ import annotations
@@ -152,12 +152,12 @@ class Selection:
 
 
 def choose_files(folder: Path, *, include: Sequence[str] = ()) -> Selection:
-    """Returns the files of a folder that a bundle takes.
+    """Returns the files of a folder that belong in a bundle.
 
     Args:
         folder: What is packed, resolved; links in it must stay inside it.
-        include: Patterns, as in a `.gitignore`, of files to take although they are ignored or in a cache; what may be a
-            secret is taken only if its path is among them.
+        include: Patterns, as in a `.gitignore`, of files to take although they are ignored or in a cache; possible
+            secrets are included only if their exact path is listed.
 
     Raises:
         ConfigError: If links lead out of the folder, or folders cannot be read; lists all of them.
@@ -187,7 +187,7 @@ class _Rules:
 
 
 def _ignored(path: str, rules: tuple[_Rules, ...]) -> str:
-    """Returns why a path is ignored: the last pattern of the deepest file that matches it decides; empty if it is not."""
+    """Returns why a path is ignored; empty if it is not. The last matching pattern of the deepest file decides."""
     deepest_first = rules[::-1]
     for rule in (*(each for each in deepest_first if each.wins), *(each for each in deepest_first if not each.wins)):
         verdict = _verdict(rule.spec, path.removeprefix(rule.base))
@@ -212,7 +212,8 @@ def _verdict(spec: GitIgnoreSpec, path: str) -> bool | None:
 
 @dataclass(slots=True, kw_only=True)
 class _Walk:
-    """One walk over a folder. Rules see paths from the repository's root, if there is one; all else, from the folder."""
+    """One walk over a folder. Rules use paths from the repository's root, if there is one; everything else uses paths
+    from the folder."""
 
     folder: Path
     include: tuple[str, ...]
@@ -224,7 +225,7 @@ class _Walk:
     def rules_above(self) -> tuple[_Rules, ...]:
         """Returns the rules between the repository's root and the folder, the root's first.
 
-        None if they ignore the folder as a whole: then they say nothing about its files.
+        None if they ignore the whole folder: they then do not apply to its files.
         """
         root = next((each for each in (self.folder, *self.folder.parents) if (each / ".git").exists()), self.folder)
         self._prefix = _slashed(self.folder.relative_to(root))
@@ -239,7 +240,7 @@ class _Walk:
             place: The folder.
             name: Its path with a slash; empty for the first.
             rules: Rules of the folders above it.
-            why: Why the folder itself is left out; only what `include` names is taken then.
+            why: Why the folder itself is left out; only files that `include` names are then included.
         """
         rules = (*rules, *self._rules(place, self._prefix + name))
         try:
@@ -272,7 +273,7 @@ class _Walk:
         return any(each.removeprefix("/").startswith(path) for each in self.include)
 
     def _why_not(self, entry: Path, path: str, rules: tuple[_Rules, ...]) -> str:
-        """Returns why a path is left out; empty if it is taken. A folder's path ends with a slash."""
+        """Returns why a path is left out; empty if it is included. A folder's path ends with a slash."""
         if _is_secret(path):
             return SECRET
         if _CACHE_NAMES.match_file(path) or (entry / _VIRTUAL_ENVIRONMENT).is_file():
@@ -306,7 +307,7 @@ class _Walk:
 
 
 def require_no_secrets(files: Mapping[str, Path], *, include: Sequence[str] = ()) -> None:
-    """Checks that the content of no file looks like a secret, but for those that `include` names.
+    """Checks that no file's content looks like a secret, except files that `include` names.
 
     Raises:
         ConfigError: If one does; lists all of them by line, without the secret.
@@ -322,7 +323,7 @@ def require_no_secrets(files: Mapping[str, Path], *, include: Sequence[str] = ()
 
 
 def _is_secret(path: str) -> bool:
-    """Returns True if the name of a file or folder is one of secrets, in capitals or not."""
+    """Returns True if the name of a file or folder is typical of secrets, ignoring case."""
     return _SECRET_NAMES.match_file(path.lower())
 
 

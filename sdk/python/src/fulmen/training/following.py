@@ -1,4 +1,5 @@
-"""Follows training runs, finished groups, changes of rollouts and queues, over restarts of the services and broken connections."""
+"""Follows training runs, finished groups, changes of rollouts and queues, across restarts of the services and broken
+connections."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ async def follow_run(
 ) -> AsyncGenerator[training_run_pb2.TrainingRunEvent]:
     """Yields every event of a run once, in order, and ends when no event can follow the one with its final state.
 
-    Of a run that was rolled back after it had ended, the events before and after it are yielded.
+    For a run that was rolled back after it had ended, the events before and after the rollback are yielded.
 
     A silent or broken stream is opened again after the last event.
 
@@ -92,9 +93,9 @@ async def _check_alive(client: Services, name: str) -> None:
 
 
 async def read_steps(client: Services, run: training_run_pb2.TrainingRun) -> list[training_run_pb2.StepMetrics]:
-    """Reads the run's events up to where it was, and waits for no more.
+    """Reads the run's events up to its current state, and does not wait for more.
 
-    Of a step that was done again the last metrics count; what a rollback took back does not until it is done again.
+    For a repeated step the last metrics count; steps undone by a rollback do not count until they are repeated.
     """
     steps: dict[int, training_run_pb2.StepMetrics] = {}
     branch = 0
@@ -131,12 +132,12 @@ def _reached(event: training_run_pb2.TrainingRunEvent, run: training_run_pb2.Tra
 async def follow_groups(
     client: Services, request: rollout_service_pb2.WatchRolloutsRequest
 ) -> AsyncIterator[rollout_service_pb2.FinishedGroup]:
-    """Yields every finished group that a request selects, whole, once and in order, without end.
+    """Yields every finished group that a request selects, complete, once and in order, endlessly.
 
     A silent or broken stream is opened again after the last group.
 
     Raises:
-        MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` behind it.
+        MessageTooLarge: if a group has more than 256 MiB; `metadata` has its `group_id`, and the `cursor` after it.
         Unavailable: if the store cannot be reached for 3 minutes.
         FulmenError: if the store refuses.
     """
@@ -159,7 +160,8 @@ async def follow_groups(
 async def follow_changes(
     client: Services, request: rollout_changes_pb2.WatchRolloutChangesRequest
 ) -> AsyncIterator[rollout_changes_pb2.WatchRolloutChangesResponse]:
-    """Yields the changed rollouts that a request selects, without end: first an empty message, then those with rollouts.
+    """Yields the changed rollouts that a request selects, endlessly: first an empty message, then messages with
+    rollouts.
 
     A silent or broken stream is opened again after the last message.
 
@@ -183,7 +185,7 @@ async def follow_changes(
 async def follow_queue(
     client: Services, request: queue_service_pb2.WatchQueueStatsRequest
 ) -> AsyncIterator[queue_service_pb2.WatchQueueStatsResponse]:
-    """Yields the statistics of a queue as they change, and at least every 15 s, without end.
+    """Yields the statistics of a queue when they change, and at least every 15 s, endlessly.
 
     A silent or broken stream is opened again.
 
@@ -198,7 +200,7 @@ async def follow_queue(
 
 
 async def _answers(open_stream: Callable[[Any], Any], request: Any) -> AsyncGenerator[Any, None]:
-    """Yields the answers of a stream without end, and None each time that it was opened, with the request as it is then.
+    """Yields the answers of a stream endlessly, and None each time that it was opened, with the current request.
 
     Raises:
         Unavailable: if the store cannot be reached for 3 minutes.
@@ -236,7 +238,7 @@ class _Parts:
         self._size_bytes = 0
 
     def add(self, part: rollout_service_pb2.FinishedGroup) -> rollout_service_pb2.FinishedGroup | None:
-        """Returns the group that a part ends; None if more of it follows.
+        """Returns the group that a part completes; None if more of it follows.
 
         Raises:
             MessageTooLarge: if the part ends a group that is too large.

@@ -1,7 +1,7 @@
 """Functions as agents and graders: packed by cloudpickle into files of the agent's bundle.
 
-The bundle takes cloudpickle along, so the runner needs nothing but the same version of Python and the libraries that the
-functions import. Why pickles and not source: docs/decisions/0029-functions-travel-as-pickles.md.
+The bundle includes cloudpickle, so the runner needs only the same version of Python and the libraries that the functions
+import. Why pickles and not source: docs/decisions/0029-functions-travel-as-pickles.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def packed_functions(functions: Mapping[str, Callable[..., Any]], folder: Path |
 
     Args:
         functions: the functions by name.
-        folder: the folder that the bundle takes as well; its modules may be imported by the functions.
+        folder: the folder that is also in the bundle; the functions may import its modules.
 
     Raises:
         ExtraMissing: if cloudpickle is not installed.
@@ -78,7 +78,7 @@ def packed_functions(functions: Mapping[str, Callable[..., Any]], folder: Path |
 
 
 def _pickled(cloudpickle: ModuleType, functions: Mapping[str, Callable[..., Any]]) -> bytes:
-    """Pickles functions by value, those of modules of one's own included."""
+    """Pickles functions by value, including functions of the user's own modules."""
     modules = {inspect.getmodule(each) for each in functions.values()}
     own = [each for each in modules if each is not None and each.__name__ != "__main__" and not _is_installed(each)]
     for module in own:

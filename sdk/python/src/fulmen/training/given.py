@@ -1,4 +1,4 @@
-"""What `client.train` is given, as the configuration that a `train.toml` would have.
+"""The arguments of `client.train`, as the configuration of an equivalent `train.toml`.
 
 The rules are those of `train.toml`: arguments become its tables and are read by the same code.
 """
@@ -48,10 +48,11 @@ class TrainOptions(TypedDict, total=False):
 
     Attributes:
         name: Name of the agent, the data and the runs, at most 32 characters of [a-z0-9-]; by default the agent's.
-        policy: Name of the policy, which is the model that the agent calls; by default that of `base`, else `name`.
-        folder: Folder of the agent's files, which its bundle takes; by default that of the paths that are given, for
-            commands the present one, and for functions none.
-        test: Tasks for a test after the training, as `tasks`.
+        policy: Name of the policy, which is the model that the agent calls; by default the policy of `base`,
+            otherwise `name`.
+        folder: Folder of the agent's files, which is bundled; by default the folder of the given paths, for commands
+            the current folder, and for functions none.
+        test: Tasks for a test after the training, in the forms of `tasks`.
         demonstrations: Conversations to imitate, dicts with `messages`, as `tasks`.
         validation_demonstrations: Conversations that are not trained on, likewise.
         preferences: Pairs of answers, dicts with `prompt`, `chosen` and `rejected`, as `tasks`.
@@ -78,7 +79,7 @@ async def given_training(services: Services, project: str, given: Mapping[str, A
     Raises:
         ConfigError: with every problem that was found.
         ExtraMissing: if a library is not installed.
-        ResourceNotFound: if `base` names no policy.
+        ResourceNotFound: if the policy that `base` names does not exist.
     """
     folder = _folder(given, options)
     name = options.get("name") or _name_of(given["agent"])
@@ -226,7 +227,7 @@ async def _version(services: Services, project: str, base: Any) -> str:
 
 
 async def given_policy(services: Services, project: str, name: str, base: Any) -> training_run_pb2.PolicySpec:
-    """Returns the policy that a trainer begins with, of what `client.trainer` takes as `base`.
+    """Returns the policy from which a trainer starts, from the argument `base` of `client.trainer`.
 
     Raises:
         ResourceNotFound: if `base` is neither a folder nor a policy.
@@ -248,7 +249,7 @@ def _policy_of(version: str) -> str:
 
 
 def _folder(given: Mapping[str, Any], options: TrainOptions) -> Path | None:
-    """Returns the folder that the bundle takes: the one that is given, or that of the first path."""
+    """Returns the folder to bundle: the given one, or the folder of the first path."""
     if "folder" in options:
         return Path(options["folder"]).resolve()
     for role in _ROLES:

@@ -31,7 +31,7 @@ class RunNames:
 
     Attributes:
         project: `projects/{project}`.
-        prefix: Begins the ids, such as `arithmetic-20260314-101500-x7k2`.
+        prefix: Prefix of the ids, such as `arithmetic-20260314-101500-x7k2`.
     """
 
     project: str
@@ -39,7 +39,7 @@ class RunNames:
 
     @classmethod
     def now(cls, project: str, name: str) -> RunNames:
-        """Returns names that no other runs of the configuration `name` have."""
+        """Returns names that are unique among the runs of the configuration `name`."""
         stamp = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(RANDOM_BYTES)}"
         return cls(project=project, prefix=f"{name}-{stamp}")
 
@@ -68,7 +68,7 @@ def training_run(
         name: the run's name.
         inputs: every published version by use; the run gets those that its algorithm reads.
         read: the inputs that each algorithm reads; an input without effect is refused by the service.
-        continues: whether a stage before trains the policy; it then begins where that one ended.
+        continues: whether an earlier stage trains the policy; the run then starts from its result.
         trains: whether the algorithm trains weights; if not, it gets a policy only if there is a version of it.
     """
     policy = _policy(config.policy, continues=continues) if config.policy.name else None
@@ -88,7 +88,7 @@ def training_run(
 
 
 def stage_problem(config: TrainConfig, index: int, field: str, description: str) -> str:
-    """Returns the line that says what is wrong with a stage, of a violation of its run."""
+    """Returns a line about a problem of a stage, from a violation of its run."""
     text = f"stage {index + 1} ({config.stages[index].algorithm}): {field}: {description}"
     return f"{text}; no agent is given ([agent])" if field == AGENT_INPUT and config.agent is None else text
 

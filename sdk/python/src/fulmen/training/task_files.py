@@ -1,4 +1,4 @@
-"""Reads and validates the tasks and demonstrations of a training; reports all malformed lines at once."""
+"""Reads and validates the tasks and demonstrations of a training; reports all malformed lines together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Dataset:
     Attributes:
         use: the training run's input that it becomes, such as `train_tasks`.
         content: its lines, blank ones left out, each ended by a newline.
-        count: how many lines that are.
+        count: number of lines.
     """
 
     use: str

@@ -24,7 +24,7 @@ Tasks: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Iterable[Mapping[st
 def task_lines(tasks: Any, where: str) -> list[bytes]:
     """Returns one line of JSON for each task, ended by a newline; a file's blank lines are left out.
 
-    Not a number becomes null, times become ISO 8601; arrays of numpy become lists. Cells of CSV are texts.
+    NaN becomes null, times become ISO 8601, and numpy arrays become lists. Cells of CSV are texts.
 
     Args:
         tasks: see `Tasks`.

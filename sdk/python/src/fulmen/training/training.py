@@ -40,7 +40,7 @@ class Training:
         bundle: The agent's files.
         datasets: The data by use.
         names: Names of the runs.
-        inputs: What is published already, by use, and the earlier run that is read; `begin` adds to them.
+        inputs: Published inputs by use, and the earlier run that is read; `begin` adds to them.
         tags: Tags of the runs.
         pause_at_step: Step after which the last stage pauses; 0 for none.
     """
@@ -82,7 +82,7 @@ class Training:
         }
 
     def trains(self, algorithm: str) -> bool:
-        """Returns whether an algorithm of the service trains weights; also if it is not known."""
+        """Returns whether an algorithm of the service trains weights; True if that is unknown."""
         return algorithm not in self._algorithms or self._algorithms[algorithm].trains
 
     async def create(self) -> training_run_pb2.TrainingRun:
@@ -116,7 +116,7 @@ class Training:
     async def problems(self) -> list[str]:
         """Returns every problem that the service has with the stages.
 
-        Before the inputs are published, those that are not there yet are left out.
+        Before the inputs are published, missing ones are not reported.
         """
         request = self._request()
         request.validate_only = True
