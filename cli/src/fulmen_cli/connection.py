@@ -99,7 +99,7 @@ class Connection:
         return open_channel(target, token=self.bearer(), tls=self.tls())
 
     def tls(self) -> TlsFiles | None:
-        """Returns with what services are called that somebody named; a stack of this machine has no TLS.
+        """Returns the TLS files for services that are named; a local stack has no TLS.
 
         Raises:
             CommandFailed: if a file that the environment names cannot be read.

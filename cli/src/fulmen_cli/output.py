@@ -53,7 +53,7 @@ def print_json(value: Any) -> None:
 
 
 def print_json_line(value: Any) -> None:
-    """Prints a value as one line of JSON, at once: a program reads it while the command goes on."""
+    """Prints a value as one line of JSON, without buffering: a program reads it while the command continues."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 

@@ -55,7 +55,7 @@ class Endpoint:
     Attributes:
         base_url: With its `/v1`, if it has one.
         key: What is sent as key instead of the attempt's. Secret.
-        model: What is asked for instead of the model that the agent names; empty: as the agent says.
+        model: Model to call instead of the one that the agent names; empty: the agent's.
     """
 
     base_url: str
@@ -110,7 +110,7 @@ class EchoModel:
         return "the built-in model, which calls each tool once and repeats its input"
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Answers at once."""
+        """Answers immediately."""
         route = path.partition("?")[0]
         if route.startswith("/v1/models"):
             return _json(200, {"object": "list", "data": [{"id": ECHO_MODEL, "object": "model", "owned_by": "fulmen"}]})

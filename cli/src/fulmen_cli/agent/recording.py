@@ -29,7 +29,7 @@ class CallRecord:
 
     Attributes:
         path: Such as `/v1/chat/completions`.
-        model: What the agent asked for.
+        model: Model that the agent requested.
         status: The HTTP status of the answer.
         request: The request's JSON.
         answer: The answer's JSON, assembled from the events of a stream.

@@ -1,1 +1,1 @@
-"""`fulmen doctor` and `fulmen support-bundle`: what is wrong, and a file for whoever helps."""
+"""`fulmen doctor` and `fulmen support-bundle`: diagnostics, and a file to share with others."""

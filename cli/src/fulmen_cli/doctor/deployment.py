@@ -70,7 +70,7 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
 
     Args:
         connection: where it is.
-        model: asked for one token, if it is named.
+        model: called for one token, if it is named.
     """
     targets = connection.targets()
     now = datetime.datetime.now(datetime.UTC)

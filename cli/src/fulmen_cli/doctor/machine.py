@@ -216,7 +216,7 @@ def gpu() -> Finding:
 
 
 def _said_by(*command: str) -> str:
-    """Returns what a program prints; empty if it is not there or fails."""
+    """Returns what a program prints; empty if it does not exist or fails."""
     program = shutil.which(command[0])
     if program is None:
         return ""

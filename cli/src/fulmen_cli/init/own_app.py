@@ -19,7 +19,7 @@ _PROGRAMS: Final = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "bash"
 
 
 class NotAnAgent(Exception):
-    """Raised if an app has nothing that can be called with a task; the text says what it has."""
+    """Raised if an app has nothing that can be called with a task; the message lists its functions."""
 
 
 def agent_from(target: str, folder: Path) -> Agent:

@@ -82,8 +82,8 @@ def max_runners_here() -> int:
 class FleetPace:
     """Decides how many runners to start or drain. Pure: the caller passes monotonic seconds.
 
-    Invariants: it never leaves the range; it at most doubles the runners at once, and not again before these had time to
-    work; it drains one at a time, and only when fewer were wanted for a while.
+    Invariants: it never leaves the range; it at most doubles the runners in one step, and not again before these had
+    time to work; it drains one at a time, and only when fewer were wanted for a while.
     """
 
     def __init__(

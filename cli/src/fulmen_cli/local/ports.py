@@ -4,7 +4,8 @@ Free ports are taken from below the range that the kernel gives to outgoing conn
 restarts a minute later still finds its port free.
 
 A port is chosen seconds before its service listens, and is free again while the service restarts. Its lock, held meanwhile,
-is the UDP port of the same number: no two stacks of one machine hold it, whoever starts them, and none outlives its process.
+is the UDP port of the same number: no two stacks of one machine hold it, whichever user starts them, and none outlives its
+process.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ServiceProcess(Protocol):
         """Asks it to end, waits as long as the grace, then ends it; returns its exit status."""
 
     async def kill(self) -> int:
-        """Ends it at once; returns its exit status."""
+        """Kills it immediately; returns its exit status."""
 
     async def wait_or_hang(self) -> str:
         """Waits for its end, and ends it when it hangs; returns why it ended."""
@@ -129,7 +129,7 @@ class ChildProcess:
         return status
 
     async def kill(self) -> int:
-        """Kills the process at once and waits for its end.
+        """Kills the process immediately and waits for its end.
 
         Raises:
             TimeoutError: if it is still there after 10 s, which means that the kernel holds it.
@@ -241,7 +241,7 @@ class _ForkedService:
         return await self._process.end(grace_s=grace_s)
 
     async def kill(self) -> int:
-        """Kills the process at once; returns its exit status."""
+        """Kills the process immediately; returns its exit status."""
         async with asyncio.timeout(KILL_LIMIT_S):
             return await self._process.end(grace_s=0)
 

@@ -135,7 +135,7 @@ def plan_services(plan: StackPlan, inherited: Mapping[str, str]) -> tuple[Servic
 
     Args:
         plan: ports, secrets and sizes.
-        inherited: the environment of whoever starts the stack. Settings of a service in it are kept.
+        inherited: the environment of the process that starts the stack. Settings of a service in it are kept.
 
     Raises:
         StackError: if it sets what the stack itself decides.
@@ -171,7 +171,7 @@ def _with_inherited(service: ServiceSpec, inherited: Mapping[str, str]) -> Servi
 
 
 def _may_have(kind: str, variable: str, inherited: Mapping[str, str]) -> bool:
-    """Returns True if a service gets a variable of whoever starts the stack that is no setting of Fulmen's.
+    """Returns True if a service inherits a variable that is not a setting of Fulmen.
 
     A vendor's key is for the proxy alone, and for runners whose agents inherit it.
     """
@@ -263,7 +263,7 @@ def _algorithm(plan: StackPlan) -> ServiceSpec:
             "FULMEN_ALGORITHM_MODEL_ROOTS": "/",
             # Likewise any model that the person's own token may read.
             "FULMEN_ALGORITHM_HUB_MODELS": "*",
-            # Somebody waits for it, and wants to know early.
+            # A person waits for it, and should know early.
             "FULMEN_ALGORITHM_ON_NO_SIGNAL": "stop",
         },
     )

@@ -141,7 +141,7 @@ class LocalStack:
     async def start(self) -> None:
         """Starts all services and returns when they are ready.
 
-        The store comes first, because the others ask it at once; then the others at the same time.
+        The store starts first, because the others call it immediately; then the others start at the same time.
 
         Raises:
             StackError: if something is missing, taken, or does not become ready; call `stop` then.
@@ -266,7 +266,7 @@ class LocalStack:
         self._announce()
 
     def note_restart(self, name: str, message: str, *, retry_in_s: float = 0.0) -> None:
-        """Marks a dead service as restarting, at once or later."""
+        """Marks a dead service as restarting, immediately or later."""
         at = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=retry_in_s)
         retry_at, restarts = at.isoformat(timespec="seconds"), self._records[name].restarts + 1
         self._set(name, state=ServiceState.RESTARTING, restarts=restarts, message=message, retry_at=retry_at)

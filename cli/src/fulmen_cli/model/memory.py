@@ -1,6 +1,6 @@
 """How much memory a training needs, by part. Bytes are those of one GPU; the formulas name their sources.
 
-All tensors that grow with the model or the batch are counted. What a library keeps for itself is a flat allowance.
+All tensors that grow with the model or the batch are counted. Memory that libraries reserve is a flat allowance.
 """
 
 from __future__ import annotations

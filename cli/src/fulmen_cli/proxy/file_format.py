@@ -193,7 +193,7 @@ def read_proxy_file(path: Path, content: bytes | None = None) -> ProxyFile:
 
     Args:
         path: the file.
-        content: what it has; None to read it.
+        content: its content; None to read it.
 
     Raises:
         ConfigError: if it is not valid; lists all problems.

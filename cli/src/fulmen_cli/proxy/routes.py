@@ -342,7 +342,7 @@ def parse_share(text: str, problems: list[str]) -> tuple[str | int, int] | None:
 
 
 def raise_problems(problems: Sequence[str]) -> None:
-    """Tells everything that is wrong with what was typed, at once.
+    """Reports all problems of the arguments together.
 
     Raises:
         CommandFailed: if anything is.
@@ -387,7 +387,7 @@ def recording_text(recording: route_pb2.Recording) -> str:
 
 
 def _number(text: str, maximum: int, where: str, problems: list[str]) -> int:
-    # As long a number as this Python may read is not asked for: more digits than these are out of any range.
+    # Longer numbers are not parsed: more digits than these are out of every range.
     value = int(text) if len(text) <= len(str(maximum)) else maximum + 1
     if value > maximum:
         problems.append(f"{where}: number out of range.")

@@ -109,7 +109,8 @@ def packed(plan: TrainConfig) -> Bundle:
 def stage_problems_of(config: TrainConfig) -> list[str] | None:
     """Returns the problems of all stages: unknown algorithms, settings that are not valid, inputs that are missing.
 
-    What a deployment allows, such as addresses of engines, and what it has, such as versions, is left to its services.
+    Permissions of a deployment, such as addresses of engines, and its contents, such as versions, are checked by its
+    services.
 
     Returns:
         The problems; None if the algorithm service is not installed.

@@ -174,7 +174,7 @@ def _model_of(config: TrainConfig) -> tuple[_Model, str]:
     if not given:
         return (None, {}), "The size of the model is known when the run begins; its memory and defaults are reported then."
     found: Queue[tuple[_Model, str]] = Queue()
-    # A daemon: the library of hubs goes on trying for half a minute, and nothing ends it.
+    # A daemon: the library of hubs keeps trying for half a minute, and cannot be interrupted.
     Thread(target=lambda: found.put(_read(given)), daemon=True).start()
     try:
         return found.get(timeout=HUB_LIMIT_S)

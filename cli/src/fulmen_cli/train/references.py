@@ -26,7 +26,7 @@ class References:
     Attributes:
         config: The configuration with the whole name of the earlier run.
         inputs: Published versions by use.
-        problems: Everything that is not there.
+        problems: Everything that does not exist.
     """
 
     config: TrainConfig
@@ -37,7 +37,7 @@ class References:
         """Returns itself.
 
         Raises:
-            ConfigError: if anything is not there.
+            ConfigError: if anything does not exist.
         """
         if self.problems:
             raise ConfigError(f"{self.config.file} names what does not exist; nothing was created.", self.problems)

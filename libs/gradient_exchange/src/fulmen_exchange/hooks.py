@@ -4,8 +4,8 @@
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     register(model, "dgc", ratio=100, optimizer=optimizer)
 
-DDP calls a hook for each of its buckets, in the same order on every rank, and expects the averages as futures. Nothing is
-sent before the last bucket of a backward pass is ready; then all gradients go through `CodecReducer` at once, in its own
+DDP calls a hook for each of its buckets, in the same order on every rank, and expects the averages as futures. Nothing is sent
+before the last bucket of a backward pass is ready; then all gradients are passed to `CodecReducer` together, in its own
 buckets. With `overlap` each of these is summed as soon as it is whole (see `overlap`). Invariants: collectives are called from
 one place, never from a future's callback, whose order is undefined (which aborts torch's PowerSGD hook on Gloo); residuals
 belong to parameters, whose buckets DDP rearranges after the first pass; and without `overlap` a rank clips to the norm of all

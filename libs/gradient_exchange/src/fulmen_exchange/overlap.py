@@ -74,7 +74,7 @@ def _without_gradients(work: Callable[[], None]) -> None:
 
 
 def apart(ranks: Ranks) -> Ranks:
-    """Returns the same ranks with a process group of their own, which all of them make at once."""
+    """Returns the same ranks with a separate process group, which all of them create at the same time."""
     if ranks.group is None:
         return ranks
     members = dist.get_process_group_ranks(ranks.group)

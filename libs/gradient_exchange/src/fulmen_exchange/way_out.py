@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 Result = TypeVar("Result")
 Agree = Callable[[bool], bool]
-"""Tells the ranks of a copy, all of which call it, whether any of them leaves."""
+"""Informs the ranks of a copy, all of which call it, whether any of them leaves."""
 
 
 class RanksLost(Exception):

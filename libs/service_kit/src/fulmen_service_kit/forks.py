@@ -123,7 +123,7 @@ class ForkServer:
 
     @property
     def ready(self) -> bool:
-        """Whether the server runs and its imports are done, so that it forks at once."""
+        """Whether the server runs and its imports are done, so that it can fork immediately."""
         if self.pid is None or self._control is None:
             return False
         if not self._ready:

@@ -222,7 +222,7 @@ class _Keeper:
             begun = time.monotonic()
             status, had_begun = self._run_once()
             lives += 1
-            # A program that ends by itself before its first beat cannot start; that is for whoever called it.
+            # A program that exits before its first beat cannot start; its caller handles that.
             gives_up = status == 0 or (lives == 1 and status > 0 and not had_begun)
             if self._stopping or gives_up or not self._restarts:
                 return 128 - status if status < 0 else status

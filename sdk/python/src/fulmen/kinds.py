@@ -107,7 +107,7 @@ _MAX_PROCESSES: Final = 2**20
 
 
 class Problems:
-    """Collects the violations of a message, to report all of them at once."""
+    """Collects the violations of a message, to report all of them together."""
 
     def __init__(self) -> None:
         self.found: list[Violation] = []

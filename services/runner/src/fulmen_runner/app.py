@@ -42,7 +42,7 @@ SERVICE_NAMES = ("fulmen.runner.v1.RunnerService",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempts:
-    """What executes attempts, and how many at once."""
+    """The executor of attempts, and its concurrency."""
 
     pool: AttemptPool
     control: SlotControl

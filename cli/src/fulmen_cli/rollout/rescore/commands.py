@@ -75,7 +75,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitOptions:
-    """How many outcomes are scored at once, for how long, and how many may fail."""
+    """How many outcomes are scored concurrently, for how long, and how many may fail."""
 
     concurrency: Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Outcomes scored concurrently.")] = 8
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of the grader for one outcome, seconds.")] = 120.0

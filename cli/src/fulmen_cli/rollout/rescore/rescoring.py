@@ -1,4 +1,4 @@
-"""Scores stored rollouts with a grader, a few at once.
+"""Scores stored rollouts with a grader, a few concurrently.
 
 Invariant: what is held in memory is a page of names, the rollouts that are being scored, and the scores.
 """
@@ -35,7 +35,7 @@ class Rescoring:
         client: The services.
         regrader: The grader.
         partial: Where results go; rollouts that it has are not scored again.
-        concurrency: How many outcomes are scored at once.
+        concurrency: How many outcomes are scored concurrently.
         on_result: Called after each result.
     """
 

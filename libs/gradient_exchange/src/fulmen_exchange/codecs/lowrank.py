@@ -215,7 +215,7 @@ def _fill(factors: Tensor, *, seed: int, number: int, place: int) -> None:
 def orthonormalise(factors: Tensor) -> None:
     """Makes the columns of each matrix orthonormal, in place; linearly dependent columns become zero.
 
-    Modified Gram-Schmidt in float64, for all matrices at once, with the same operations on every device.
+    Modified Gram-Schmidt in float64, for all matrices together, with the same operations on every device.
 
     Args:
         factors: float32 [matrices, n, r].

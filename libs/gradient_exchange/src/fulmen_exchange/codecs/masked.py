@@ -1,4 +1,5 @@
-"""Sums that no server can take apart, after Bonawitz et al. (CCS 2017, section 4), and noise that bounds what a sum tells of a rank.
+"""Sums that no server can take apart, after Bonawitz et al. (CCS 2017, section 4), and noise that bounds what a sum reveals about a
+rank.
 
 Each rank adds to its gradients a mask for every other rank, which that one subtracts: a server sees whole numbers that are
 uniformly distributed, and their sum, in which the masks cancel. The server is honest but curious: it sums what it gets and hands

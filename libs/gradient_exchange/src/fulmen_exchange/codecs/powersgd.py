@@ -25,7 +25,7 @@ class PowerSgdSettings(LowRankSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSgd(LowRank):
-    """Sums factors in float32, all of a bucket at once."""
+    """Sums factors in float32, all factors of a bucket in one sum."""
 
     name = "powersgd"
     version = 1

@@ -38,7 +38,7 @@ MAX_RATIO = 4096.0
 """Beyond this ratio, counts would be more than half of a payload."""
 MIN_SHARE = 1e-5
 MAX_OVERSHOOT = 1.3
-"""Most elements that are sent, over those asked for."""
+"""Maximum number of elements that are sent, relative to the requested number."""
 KINDS = (INT16, INT16, BFLOAT16)
 Taken = tuple["Tensor", "Tensor", "Tensor"]
 """Selected elements: counts by block, indices within the block, and values."""
@@ -187,14 +187,14 @@ def select(
 
 
 def capped(taken: Taken, size: int, share: float, round_: Round) -> tuple[Taken, tuple[Tensor, Tensor] | None]:
-    """Keeps the largest elements of a selection that has far more than were asked for, as with many equal magnitudes.
+    """Keeps the largest elements of a selection that has far more than requested, as with many equal magnitudes.
 
     Of equal ones each round keeps others.
 
     Args:
         taken: Counts, indices and values of the selected elements.
         size: Elements that were selected from.
-        share: Share that was asked for.
+        share: Requested share.
         round_: The round.
 
     Returns:

@@ -74,7 +74,7 @@ def load(
 ) -> ctypes.CDLL:
     """Loads the package's own library, or the one in a folder, compiling it if there is none.
 
-    If several processes do so at once, one compiles and the others wait.
+    If several processes do so at the same time, one compiles and the others wait.
 
     Args:
         folder: Cache folder; created if missing.

@@ -100,7 +100,7 @@ class KernelSelector:
     folder: Callable[[], Path] = cache_folder
     path: str | None = None
     _found: dict[str, Kernels] = field(default_factory=dict)
-    # If several threads need kernels at once, one compiles and the others wait.
+    # If several threads need kernels at the same time, one compiles and the others wait.
     _lock: Lock = field(default_factory=Lock)
 
     def of(self, device: str) -> Kernels:

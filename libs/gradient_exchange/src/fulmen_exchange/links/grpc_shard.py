@@ -435,7 +435,7 @@ class ShardClient:
             try:
                 await self.join()
             except (Unavailable, DeadlineExceeded):
-                # Not while a stream goes on, which finds out by itself.
+                # Not while a stream continues, which detects it itself.
                 if self._orders is None and not self._awaited:
                     self._is_joined = False
                     self.try_next()

@@ -107,7 +107,7 @@ class Rollback:
     """Returns to earlier codec settings when the metric falls under newer ones.
 
     The good settings are those in effect when the smoothed metric was at its best. They are held for a cool-down, which each
-    further rollback doubles. If the metric has not recovered by then, the settings were not the cause: the best value is
+    further rollback doubles. If the metric has not recovered after that, the settings were not the cause: the best value is
     forgotten and the policy continues.
     """
 

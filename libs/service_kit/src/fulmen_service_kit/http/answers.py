@@ -13,7 +13,7 @@ from fulmen_service_kit.http.wire import Message, Receive, Scope, Send
 
 _NO_NAME = re.compile(rb'[\x00-\x20()<>@,;:\[\]={}\\"/?\x7f-\xff]')
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""What names and values of headers may not contain: as in uvicorn, but searched for in all of them at once."""
+"""What names and values of headers may not contain: as in uvicorn, but searched for in all of them in one pass."""
 _FRAMING = frozenset({b"connection", b"transfer-encoding"})
 
 
@@ -28,7 +28,7 @@ class HttpApp(Protocol):
 
 
 class OneWrite:
-    """ASGI: writes a complete answer at once, its head with its body. uvicorn writes them one after the other.
+    """ASGI: writes a complete answer with one call, head and body together. uvicorn writes them one after the other.
 
     An answer of known length is held until its body comes; all others, and connections that are to be closed, are uvicorn's.
     """

@@ -27,7 +27,7 @@ ANSWERS_SHARE: Final = 0.8
 """Share of the grace period in which responses may finish; the rest is for recording those that were cut off."""
 
 _LINGER_S = 1.0
-# An interim response, of which clients skip any number: whoever has left answers it with a reset.
+# An interim response, of which clients skip any number: a client that has left answers it with a reset.
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.05, 5.0
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # of Linux

@@ -29,7 +29,7 @@ from fulmen_service_kit.isolation.seccomp import filter_program
 SCRIPT: Final = Path(confine.__file__)
 PROBE_TIMEOUT_S: Final = 20.0
 PROCESS_HEADROOM: Final = 64
-"""Processes above the limit at which the kernel stops a child, so that whoever watches it can say why it was killed."""
+"""Processes above the limit at which the kernel stops a child, so that its parent can report why it was killed."""
 
 _SYSTEM: Final = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/sys", "/nix/store", "/gnu/store",
@@ -140,7 +140,7 @@ class Isolator:
         """Builds the launch of a child on this machine.
 
         Raises:
-            IsolationUnavailable: If the level cannot be had here, or is that of containers or Jobs.
+            IsolationUnavailable: If the level is not available here, or is the level of containers or Jobs.
             OSError: If its control group cannot be created.
         """
         limits = {"CORE": 0} | ({"FSIZE": bounds.file_bytes} if bounds.file_bytes else {})
@@ -177,7 +177,7 @@ class Isolator:
 
     @cached_property
     def problem(self) -> str:
-        """Why the operator's level cannot be had on this machine; empty if it can."""
+        """Why the operator's level is not available on this machine; empty if it is."""
         try:
             if self.floor is Isolation.SANDBOX:
                 assert self._sandbox
@@ -188,7 +188,7 @@ class Isolator:
         return ""
 
     async def report(self) -> None:
-        """Tries the operator's level, and logs which layers are in force or why it cannot be had."""
+        """Tries the operator's level, and logs which layers are in force or why it is not available."""
         problem = await asyncio.to_thread(lambda: self.problem)
         if problem:
             _log.error("isolation_unavailable", level=self.floor.value, reason=problem)

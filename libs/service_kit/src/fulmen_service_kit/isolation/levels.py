@@ -29,4 +29,5 @@ _ORDER = tuple(Isolation)
 
 
 class IsolationUnavailable(Exception):
-    """The isolation cannot be had on this machine. The text names what is missing and what to do; it holds no secret."""
+    """The isolation is not available on this machine. The message names what is missing and what to do; it contains no
+    secret."""

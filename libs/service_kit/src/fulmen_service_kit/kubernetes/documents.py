@@ -15,7 +15,7 @@ IMAGE_WAITS = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError"
 HOPELESS_WAITS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Reasons of a container whose image will never be there."""
 CONFIGURATION_WAITS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-"""Reasons of a container that cannot be made as it is asked for."""
+"""Reasons of a container that cannot be created as requested."""
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _FORM = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?)(?:[eE]([+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]?))")

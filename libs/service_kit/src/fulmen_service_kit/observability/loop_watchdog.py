@@ -140,7 +140,7 @@ def _place(frame: FrameType) -> str:
 
 
 class BlockLog:
-    """Logs blocks: the first of a place at once, then at most one a minute with the number since."""
+    """Logs blocks: the first of a place immediately, then at most one a minute with the number since."""
 
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}

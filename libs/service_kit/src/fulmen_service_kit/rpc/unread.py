@@ -11,7 +11,7 @@ from fulmen.errors import DeadlineExceeded
 class UnreadLimit:
     """Closes the source of a stream once its caller has taken no message for a time. A message that waits must be there.
 
-    A message that was handed to gRPC cannot be taken back, and only the caller can close the stream: until it takes the
+    A message that was passed to gRPC cannot be withdrawn, and only the caller can close the stream: until it takes the
     message or leaves, the stream keeps that message and counts among those of its project, and holds nothing else.
     """
 

@@ -1,4 +1,5 @@
-"""Fair order between projects: of calls on the event loop, and of what few calls may use at once, such as connections.
+"""Fair order between projects: of calls on the event loop, and of resources that few calls may use at the same time,
+such as connections.
 
 Both are round robin: a project with a thousand calls waits behind its own, another one's next call comes with the next turn.
 Not thread-safe: use them on one event loop.
@@ -97,7 +98,7 @@ class _Line:
 class FairTurns:
     """Lets one call of each project begin in each turn of the event loop.
 
-    A call that begins at once costs no wait. What a flood has sent waits here, not in the loop, where everything would wait.
+    A call that begins immediately does not wait. Calls of a flood wait here, not in the loop, where everything would wait.
     While projects call for which no call waits, those for which some wait get `LOOP_SHARE` of the loop's time together, so
     that the loop is free when a call of the others comes. A project that calls alone does not wait.
     """

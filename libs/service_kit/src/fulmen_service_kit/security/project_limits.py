@@ -129,7 +129,7 @@ class ProjectLimits:
 
         Args:
             calls_per_s: Units per second of each project.
-            burst: Units that it may use at once.
+            burst: Units that it may use without a wait.
             max_calls: Its open calls, without streams.
             max_streams: Its open streams.
             clock: Monotonic clock, in seconds.

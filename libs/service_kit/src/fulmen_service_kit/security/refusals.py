@@ -1,4 +1,4 @@
-"""Refusals come late: a client that calls again at once would otherwise cost as much as one that is served."""
+"""Refusals are delayed: a client that calls again immediately would otherwise cost as much as one that is served."""
 
 from __future__ import annotations
 

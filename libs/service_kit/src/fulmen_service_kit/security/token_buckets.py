@@ -26,7 +26,7 @@ class TokenBuckets:
 
         Args:
             per_s: Tokens per second of each name; 0 for no limit.
-            burst: Tokens that a name may take at once.
+            burst: Tokens that a name may take without a wait.
             clock: Monotonic clock, in seconds.
             max_names: Size of the table; the name that took least recently is dropped first.
         """

@@ -259,7 +259,7 @@ def _copied(task: _Task, place: Path, words: Sequence[str], number: int) -> Iter
         yield where + "only COPY SOURCE… TARGET is supported"
         return
     *sources, target = words
-    # Of a task of somebody else: `..` must not lead to another place of this machine.
+    # The task may come from a stranger: `..` must not lead to another place of this machine.
     goal = PurePosixPath(posixpath.normpath(PurePosixPath(task.workdir, target)))
     if not goal.is_relative_to(task.workdir):
         yield where + f"{target} is outside of the working directory {task.workdir}"

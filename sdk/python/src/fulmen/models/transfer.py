@@ -37,7 +37,7 @@ __all__ = ["Downloaded", "Progress", "TransferFailed", "Uploaded", "download_wei
 
 CHUNK_BYTES: Final = 2**20
 STREAM_BYTES: Final = 256 * 2**20
-"""Size of one stream of an upload, after which the service acknowledges what it has."""
+"""Size of one stream of an upload, after which the service acknowledges what it has received."""
 STREAM_TIMEOUT_S: Final = 600.0
 # A stream on which nothing moves for so long is given up, and another continues.
 STALL_S = 60.0

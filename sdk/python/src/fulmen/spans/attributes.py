@@ -44,7 +44,7 @@ GEN_AI_OPERATION: Final = "gen_ai.operation.name"
 INVOKE_AGENT: Final = "invoke_agent"
 
 SPAN_COUNT: Final = "fulmen.span_count"
-"""Number of spans stored at once."""
+"""Number of spans stored in one batch."""
 
 TRUNCATED: Final = "fulmen.truncated"
 """Whether part of the span was truncated."""

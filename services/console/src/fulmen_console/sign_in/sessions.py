@@ -1,6 +1,6 @@
 """Sessions: the caller's own token, encrypted, in a cookie of the browser. The console keeps none of them.
 
-A session ends with its token, after a time without calls, and after its maximum time; a token that is revoked ends it at once.
+A session ends with its token, after a time without calls, and after its maximum time; revoking the token ends it immediately.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sessions:
         return self._cookie(Session(token, now_s, now_s))
 
     def renewed(self, session: Session) -> str:
-        """Returns the cookie that lets a session go on; empty if it is too early."""
+        """Returns the cookie that extends a session; empty if it is too early."""
         now_s = self._clock()
         if now_s - session.used_s < self._idle_s * _RENEWED_AFTER:
             return ""

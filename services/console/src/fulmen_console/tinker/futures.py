@@ -116,13 +116,13 @@ class Futures:
         future.ends_s = min(future.ends_s, self._clock() + KEEP_FETCHED_S)
 
     def cancel(self, future_id: str, project: str) -> None:
-        """Stops a call that nobody waits for; does nothing if there is none."""
+        """Stops a call that no one waits for; does nothing if there is none."""
         future = self._futures.get(future_id)
         if future is not None and future.project == project and future.task is not None:
             future.task.cancel()
 
     def sweep(self) -> None:
-        """Forgets what nobody has fetched in time."""
+        """Drops answers that were not fetched in time."""
         now = self._clock()
         for future in [each for each in self._futures.values() if each.ends_s <= now]:
             del self._futures[future.id]

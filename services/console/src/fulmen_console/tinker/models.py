@@ -173,7 +173,7 @@ class Model:
         self._adopt(await calls.create(pb.CreateTrainerRequest(checkpoint=checkpoint, request_id=request_id)))
 
     async def has_checkpoints(self, calls: TrainerCalls) -> bool:
-        """Returns whether somebody has saved it under a name."""
+        """Returns whether it was saved under a name."""
         return any(not each.name.endswith(f"/{SLOT}") for each in (await calls.get(self.trainer)).checkpoints)
 
     def info(self) -> Mapping[str, Any]:

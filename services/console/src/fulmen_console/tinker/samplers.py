@@ -76,7 +76,7 @@ class Sampler:
             return self.trainer
 
     async def _prompt_logprobs(self, calls: TrainerCalls, trainer: str, request: Sample) -> list[float]:
-        """Returns the log-probability of each token of the prompt, nan where none is asked for; empty if none is."""
+        """Returns the log-probability of each token of the prompt, nan where none is requested; empty if none is."""
         if not request.prompt_logprobs:
             return []
         tokens = _tokens(request)

@@ -106,7 +106,7 @@ class Sessions:
                 await each.close(calls)
 
     async def finish(self, session: Session) -> None:
-        """Ends a session: samplers and what nobody has saved are removed from the algorithm service."""
+        """Ends a session: samplers and unsaved models are removed from the algorithm service."""
         self._sessions.pop(session.id, None)
         for sampler in session.samplers.values():
             self._open.pop(sampler.id, None)

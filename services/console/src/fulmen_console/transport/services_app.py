@@ -40,7 +40,7 @@ class ServicesApp:
         self._identify = identify
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request (ASGI). Raises FulmenError if nobody is signed in."""
+        """Answers one request (ASGI). Raises FulmenError if no one is signed in."""
         await self._identify(scope)
         states = await asyncio.gather(*(self._status(target) for target in self._checks))
         shown = [{"name": str(target), "status": status} for target, status in zip(self._checks, states, strict=True)]

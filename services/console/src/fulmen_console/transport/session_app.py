@@ -84,7 +84,8 @@ class SessionApp:
         return 200, _shown(caller), [_set_cookie(self._sessions.begin(token))]
 
     async def identify(self, scope: Scope) -> Caller:
-        """Returns who sends a request, by its header `Authorization` or its session. Raises FulmenError if nobody does."""
+        """Returns the caller of a request, from its header `Authorization` or its session. Raises FulmenError if there is
+        neither."""
         if given := header(scope, b"authorization").decode("latin-1"):
             only = given if header_count(scope, b"authorization") == 1 else SEVERAL
             return await self._credentials.identify(only, client_address(scope))

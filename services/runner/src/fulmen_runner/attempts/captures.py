@@ -61,7 +61,7 @@ class ProxyCaptures:
     _reached_s: float = float("-inf")
 
     async def reach(self, deadline: float) -> None:
-        """Waits until a proxy answers, or returns at once if one has within `REACHED_FRESH_S`.
+        """Waits until a proxy answers, or returns immediately if one has within `REACHED_FRESH_S`.
 
         Args:
             deadline: Time limit, monotonic seconds.

@@ -18,7 +18,7 @@ class CaptureEvidence:
     Attributes:
         lost: Whether a proxy was killed that may have held spans of the attempt.
         call_count: Number of model calls.
-        unreachable_at: When a proxy last did not answer this runner at once, monotonic seconds.
+        unreachable_at: When a proxy last did not answer this runner immediately, monotonic seconds.
         infra_failure_count: Calls that failed because of a backend, the proxy or the network.
         throttled_count: Calls rejected for lack of capacity (429 or 503).
         prompt_token_count: Prompt tokens of all calls.

@@ -241,7 +241,7 @@ class AttemptHooks:
             await attempt.call("on_rollout_start", self.hooks, attempt.facts)
             outcome = attempt.failure() or await run(attempt)
         except BaseException:
-            # Cancelled, or a bug in the runner: call the hooks in the background and propagate at once.
+            # Cancelled, or a bug in the runner: call the hooks in the background and propagate immediately.
             stopped = attempt.stopped(time.monotonic() - started_s)
             self._keep(asyncio.create_task(stopped, name=f"end hooks of {assignment.attempt}"))
             raise

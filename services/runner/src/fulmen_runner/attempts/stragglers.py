@@ -24,7 +24,7 @@ class Stragglers:
         return attempt in self._running.values()
 
     def after(self, attempt: str, call: Callable[[], None]) -> None:
-        """Calls a function when the attempt has no straggler left, or at once if it has none."""
+        """Calls a function when the attempt has no straggler left, or immediately if it has none."""
         if self.left_by(attempt):
             self._afterwards.append((attempt, call))
         else:

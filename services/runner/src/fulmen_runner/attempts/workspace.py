@@ -38,7 +38,7 @@ class Files:
         work_dir: Working directory, shared by agent and grader; empty at the start.
         temporary_dir: Directory for temporary files.
         task_file: File with the input.
-        progress_file: File in which the agent reports its progress; it is not there before.
+        progress_file: File in which the agent reports its progress; it does not exist before.
     """
 
     root: Path

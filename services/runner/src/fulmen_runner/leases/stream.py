@@ -56,7 +56,7 @@ class RunnerIdentity:
 
 
 class StreamClosed(Exception):
-    """The store closed the stream or asked for a new one."""
+    """The store closed the stream or requested a new one."""
 
 
 class LeaseStream:
@@ -235,7 +235,7 @@ class LeaseStream:
             self._session.resend(sent_before_s=time.monotonic() - ACK_TIMEOUT_S)
             await self._send_pending(stream)
             # Other messages renew the session as well, but only this one carries the load and the attempts' progress. Changed
-            # slots, new progress and orders that were carried out are sent at once.
+            # slots, new progress and orders that were carried out are sent immediately.
             changed = self._sent_slots != self._session.slots
             is_news = changed or self._progress.has_news or self._orders().has_news
             if is_news or time.monotonic() >= last_s + renew_every_s:

@@ -1,1 +1,1 @@
-"""How many attempts run at once."""
+"""How many attempts run concurrently."""

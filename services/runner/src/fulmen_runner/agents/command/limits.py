@@ -25,7 +25,7 @@ MEASURE_INTERVAL_S = 0.25
 """Interval between measurements of few commands."""
 
 FIRST_DELAY_S = 0.05
-"""Delay of the first measurement of a new command: one that grows often does so at once."""
+"""Delay of the first measurement of a new command: a command that grows often does so immediately."""
 
 GROWING_INTERVAL_S = 0.01
 """Minimum interval while a command grows fast."""

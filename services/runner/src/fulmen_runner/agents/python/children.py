@@ -292,8 +292,8 @@ class Child:
 class Children:
     """The children of a runner.
 
-    Few are started at a time: a hundred that import at once would starve each other beyond the attempts' timeouts. Meanwhile
-    attempts share the children that are there.
+    Few are started at a time: a hundred that import at the same time would starve each other beyond the attempts' timeouts.
+    Meanwhile attempts share the children that are there.
     """
 
     host: ChildHost

@@ -117,7 +117,7 @@ def _enter_bundle(bundle_dir: Path) -> None:
         return
     # One string comparison per module, since a runner may have seen hundreds of bundles.
     others = tuple(f"{root}{os.sep}" for root in _bundle_roots if root != bundle_dir)
-    # A copy, since agents that run meanwhile import, too; no attribute of a module is asked for, since lazy ones may raise.
+    # A copy, since agents that run meanwhile import, too; no attribute of a module is accessed, since lazy ones may raise.
     for name, module in sys.modules.copy().items():
         origin = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(origin, str) and origin.startswith(others):

@@ -101,7 +101,7 @@ def _work(
     except KeyboardInterrupt as stop:
         done.set_result((None, stop))
         raise
-    except BaseException as error:  # noqa: BLE001  # Handed to the caller, SystemExit included.
+    except BaseException as error:  # noqa: BLE001  # Passed to the caller, including SystemExit.
         done.set_result((None, _of_the_agent(error)))
     else:
         done.set_result((value, None))

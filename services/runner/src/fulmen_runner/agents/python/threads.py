@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 async def run_in_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Calls a blocking function in its own daemon thread. On cancellation, returns at once; the thread continues."""
+    """Calls a blocking function in its own daemon thread. On cancellation, returns immediately; the thread
+    continues."""
     return await start_in_thread(function, *arguments)
 
 

@@ -59,7 +59,7 @@ class VenvCache:
         return self._size_bytes
 
     async def held(self, name: str, build: Callable[[Path], Awaitable[None]]) -> "HeldFolder":
-        """Returns an environment's folder, built if it is not there; it stays until it is released.
+        """Returns an environment's folder, built if it does not exist; it is kept until it is released.
 
         Args:
             name: Name of the environment.

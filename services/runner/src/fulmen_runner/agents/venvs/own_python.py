@@ -75,7 +75,7 @@ def allowed_venv(name: str, allowed: Sequence[Path] | None, modules: ModulePaths
         modules: What the runner gives to it.
 
     Raises:
-        AgentFailed: If it is not there, or not allowed.
+        AgentFailed: If it does not exist or is not allowed.
     """
     path = Path(name)
     if not path.is_absolute() or "\0" in name or ".." in path.parts:

@@ -76,7 +76,8 @@ class Venvs:
             bundle: Its unpacked bundle; None if it has none.
 
         Raises:
-            AgentFailed: If its requirements are not allowed or cannot be installed, or the environment is not there.
+            AgentFailed: If its requirements are not allowed or cannot be installed, or the environment does not
+                exist.
             HostUnavailable: If the runner cannot build it.
         """
         if source.folder:
@@ -166,7 +167,7 @@ def requirements_of(file: str, bundle: Path | None) -> tuple[str, ...]:
     """Returns the requirements in a file of a bundle. Blocks.
 
     Raises:
-        AgentFailed: If it is not there, or has lines that are not allowed; lists all of them.
+        AgentFailed: If it does not exist, or has lines that are not allowed; lists all of them.
     """
     if bundle is None:
         raise AgentFailed("agent has requirements, but no bundle with the file")
