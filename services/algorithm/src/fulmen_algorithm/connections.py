@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fulmen_algorithm.trainers.in_process import TorchThread
 
 PLAN_DEADLINE_S = 30.0
-"""Time for a cluster to say what it has, for a plan that nobody waits for: Ray starts a driver."""
+"""Time for a cluster to report its resources, for a plan that no one waits for: Ray starts a driver."""
 
 
 class ServiceConnections:

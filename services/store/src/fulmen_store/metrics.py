@@ -39,7 +39,7 @@ class StoreMetrics:
             explicit_bucket_boundaries_advisory=ROWS_BOUNDS,
         )
         self._dispatched = self._meter.create_counter(
-            "fulmen.store.dispatched", unit="{attempt}", description="Attempts handed to runners."
+            "fulmen.store.dispatched", unit="{attempt}", description="Attempts assigned to runners."
         )
         self._claims = self._meter.create_histogram(
             "fulmen.store.dispatch.duration",
@@ -206,7 +206,7 @@ class StoreMetrics:
         self._batches.record(rows, {"work": name})
 
     def dispatched(self, count: int, latency_s: float | None) -> None:
-        """Records that work was handed out, and how long after its match; None: as it was created."""
+        """Records that work was assigned, and how long after its match; None: when it was created."""
         self._dispatched.add(count)
         if latency_s is not None:
             self._claims.record(latency_s)

@@ -65,7 +65,7 @@ class LengthMonitor:
         self._of_step = self._of_step[0] + truncated, self._of_step[1] + too_long
 
     def end_step(self, step: int) -> dict[str, float]:
-        """Returns the metrics of a step, and tells of shares that are large."""
+        """Returns the metrics of a step, and reports large shares."""
         truncated, too_long = self._of_step
         self._of_step = (0, 0)
         if self._seen >= ROLLOUTS_TO_JUDGE:
@@ -112,7 +112,7 @@ class ConstraintMonitor:
             self._forced += sum(sequence.forced)
 
     def end_step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Returns the metrics of a step's rows, and tells of the first constrained calls."""
+        """Returns the metrics of a step's rows, and reports the first constrained calls."""
         if self._constrained and not self._told and self._forced:
             self._told = True
             self._notify(
@@ -155,7 +155,7 @@ class SignalMonitor:
         """Warns once if all rollouts of every group so far got the same reward.
 
         Raises:
-            RunFailed: if this goes on, and the run is to stop then.
+            RunFailed: if this persists and the run is to stop then.
         """
         if self._over:
             return

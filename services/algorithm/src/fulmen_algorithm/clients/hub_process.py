@@ -66,7 +66,7 @@ class Problem(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What is asked for.
+    """A request to the process.
 
     Attributes:
         name: `hf:organisation/name@revision`.

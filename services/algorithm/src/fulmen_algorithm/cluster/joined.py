@@ -92,7 +92,7 @@ class JoinedMachine(JoinedStream[pb.JoinRanksResponse]):
         self._end(f"{self.node.name} has left")
         if not self._unseen.done():
             self._unseen.set_exception(Unavailable(f"{self.node.name} has left."))
-            self._unseen.exception()  # nobody may wait for it
+            self._unseen.exception()  # possibly no one waits for it
         self.changed()
 
     def _end(self, text: str) -> None:

@@ -24,7 +24,8 @@ class RunRanks:
     def __init__(
         self, runs: RunRegistry, machines: JoinedMachines, *, is_joined: Callable[[str], bool], silence_s: float
     ) -> None:
-        """`is_joined` tells whether the machines of a cluster join it; `silence_s` is when one counts as dead, in seconds."""
+        """`is_joined` returns whether the machines of a cluster join it; `silence_s` is the time after which one counts as
+        dead, in seconds."""
         self._runs = runs
         self._machines = machines
         self._is_joined = is_joined
@@ -45,7 +46,7 @@ class RunRanks:
         Args:
             training_run: The run.
             machine: The machine.
-            differences: What it has otherwise than this service.
+            differences: Its differences from this service.
 
         Raises:
             TrainingRunNotFound: if there is no such run.

@@ -1,7 +1,8 @@
 """The guardian of one process of a group on another machine: what an engine starts there.
 
-It calls the service that asked for the group, tells where it is and what it sees, starts the process, tells its end, and
-ends it when the service ends, says so, or is silent for too long. The process dies with its guardian.
+It calls the service that requested the group, reports its address and the folders that it sees, starts the process,
+reports its end, and ends it when the service ends, says so, or is silent for too long. The process dies with its
+guardian.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class Guardian:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def greet(self) -> None:
-        """Tells the service where this is.
+        """Reports the address of this process to the service.
 
         Raises:
             OSError: if other machines cannot ask it.
@@ -62,7 +63,7 @@ class Guardian:
         self._tell(node=node, address=address, port=self._asked.port, devices=devices, pid=os.getpid())
 
     async def obey(self, note: Mapping[str, Any]) -> bool:
-        """Does what the service says; returns whether to go on."""
+        """Carries out an order of the service; returns whether to continue."""
         match note.get("do"):
             case "ping":
                 self._tell(alive=True)
@@ -102,7 +103,7 @@ class Guardian:
         self._tell(ended=await self._child.wait())
 
     async def _look(self, folders: Mapping[str, str]) -> None:
-        """Tells which folders have other files here than at the service."""
+        """Reports which folders have different files here than at the service."""
         # In a thread: a shared folder may hang, and pings must be answered.
         self._tell(unseen=await asyncio.to_thread(unseen_folders, folders))
 

@@ -1,6 +1,6 @@
 """Several guardians in one container, whose processes share its devices and memory: `python -m` it with their number.
 
-It ends when all of them have ended, or the first of them fails; whoever is left ends with it.
+It ends when all of them have ended, or the first of them fails; the remaining ones then end, too.
 """
 
 import os

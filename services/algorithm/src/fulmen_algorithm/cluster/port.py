@@ -1,4 +1,4 @@
-"""What starts groups of processes: the port of all clusters, and what they are asked for.
+"""What starts groups of processes: the port of all clusters, and the orders to them.
 
 Fulmen places nothing itself: an adapter hands the group to an engine that does. Invariant: what is started never outlives
 the process that started it, and every wait has a deadline.
@@ -66,7 +66,7 @@ class Node:
 
     Attributes:
         name: Its name.
-        has: What it has.
+        has: Its resources.
         most: Processes that it takes at most; None for as many as there is room for.
     """
 

@@ -69,7 +69,7 @@ def launch(order: dict[str, Any]) -> None:
     each = {"CPU": order["cpus"], "GPU": order["gpus"], "memory": order["memory_bytes"]}
     bundle = {name: value for name, value in each.items() if value}
     avoided = [node["NodeID"] for node in ray.nodes() if _name_of(node) in order["without"]]
-    # Older releases of Ray have no labels, and are asked for none unless a node is to be avoided.
+    # Older releases of Ray have no labels, so labels are used only if a node is to be avoided.
     labels = {"bundle_label_selector": [{NODE_LABEL: f"!in({','.join(avoided)})"}] * order["count"]} if avoided else {}
     group = placement_group([dict(bundle) for _ in range(order["count"])], strategy=order["strategy"], **labels)
     ray.get(group.ready())
@@ -96,7 +96,7 @@ def launch(order: dict[str, Any]) -> None:
 
 
 def say(**told: object) -> None:
-    """Tells the service something."""
+    """Sends a message to the service."""
     print(json.dumps(told), flush=True)
 
 

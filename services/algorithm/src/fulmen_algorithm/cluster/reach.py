@@ -1,7 +1,7 @@
 """Whether the machines of a group reach each other: ranks that do not only wait, each for as long as a call may take.
 
-The guardians ask each other, one of each machine every other one, and tell the service, which decides (`partings`). Only bytes are answered that were asked, so strangers learn
-nothing and change nothing.
+The guardians ask each other, one of each machine every other one, and report to the service, which decides (`partings`). Only bytes are
+answered that were asked, so strangers learn nothing and change nothing.
 """
 
 import asyncio

@@ -186,7 +186,7 @@ class _Guard:
         ]
 
     def tell(self, do: str, **note: object) -> None:
-        """Tells the guardian to do something."""
+        """Sends an order to the guardian."""
         if not self.writer.is_closing():
             write_note(self.writer, {"do": do, **note})
 
@@ -274,7 +274,7 @@ class RemoteGroup:
         finally:
             arriving.cancel()
             failing.cancel()
-        # Processes of a machine follow each other, whoever came first.
+        # Processes of a machine have consecutive numbers, whichever connected first.
         self._guards.sort(key=lambda guard: guard.place)
 
     async def check_folders(self, *, refuse: bool) -> None:
@@ -328,7 +328,8 @@ class RemoteGroup:
 
     @property
     def lost(self) -> Mapping[int, bool]:
-        """See `port.ProcessGroup`. A guardian tells the end of its process; one that is gone itself may be gone with its machine."""
+        """See `port.ProcessGroup`. A guardian reports the end of its process; a lost guardian may have been lost with its
+        machine."""
         return {index: not each.process_ended for index, each in enumerate(self._guards) if each.lost.done()}
 
     async def ended(self) -> str:
@@ -425,7 +426,7 @@ async def _results(answers: Sequence["asyncio.Future[Answer]"]) -> list[Answer]:
 
 
 def with_news(stack: ExitStack, folder: Path) -> Path:
-    """Makes a folder in a folder, with a file of a name that nobody can guess; returns it."""
+    """Makes a folder in a folder, with a file whose name cannot be guessed; returns it."""
     made = stack.enter_context(TemporaryDirectory(prefix=".shared-", dir=folder))
     (Path(made) / secrets.token_hex(16)).touch()
     return Path(made)

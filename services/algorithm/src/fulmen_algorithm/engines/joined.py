@@ -131,7 +131,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
         return int(self._status.sampled_token_count)
 
     async def healthy(self) -> bool:
-        """Returns whether its agent was heard of lately, and says that it answers."""
+        """Returns whether its agent sent a status recently and reports that the engine responds."""
         return self.silent_s < SILENCE_LIMIT_S and self._status.healthy
 
     async def swap(self, policy: PublishedPolicy, gate: SwapGate) -> SwapStats:

@@ -1,7 +1,7 @@
 """Engines of other machines that take longer for a version than a run waits: they serve the one that they have meanwhile.
 
 Such an engine is given newer versions in the background until it has the newest, without ever being restarted for it: from
-difference to difference where that is less than fetching all weights, and otherwise at once.
+difference by difference if that is less than fetching all weights, and otherwise in one step.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Laggards:
     def leave(
         self, place: int, member: EngineSupervisor, swap: "asyncio.Task[SwapStats | None]", notify: Notify
     ) -> None:
-        """Leaves an engine behind, whose swap to the newest version goes on."""
+        """Marks an engine as a laggard; its swap to the newest version continues."""
         policy = self._newest()
         assert policy is not None
         text = f"is slow to fetch version {policy.version} and serves an older one meanwhile. The run continues."

@@ -162,7 +162,7 @@ class _Agent:
         self.refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def welcome(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Tells the process its settings, with a fresh token: it may have waited for long in an engine's queue."""
+        """Sends the process its settings, with a fresh token: it may have waited long in a cluster's queue."""
         self._writers.append(writer)
         try:
             token = await self._access.tokens.issue(self._run, self._own["ENGINE_ID"], self._notify)
@@ -242,7 +242,7 @@ def is_on_cluster(engine: EngineSettings) -> bool:
 
 
 def engine_order(engine: StartedEngine, device: str, *, threads: int) -> GroupOrder:
-    """Returns what a cluster is asked for one engine: a process, with GPUs if the run says so, or the service has some.
+    """Returns the order for one engine on a cluster: a process, with GPUs if the run says so, or the service has some.
 
     An engine over several machines gets its GPUs from the cluster by itself.
     """

@@ -60,7 +60,7 @@ class TreeMember(Protocol):
 
     @property
     def peer(self) -> PeerAddress:
-        """Where others fetch what it has."""
+        """Address at which others fetch its versions."""
         ...
 
     def may_have(self, needed: "Needed") -> bool:

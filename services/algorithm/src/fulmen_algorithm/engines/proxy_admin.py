@@ -74,7 +74,7 @@ class PolicyRoutes:
             await self._put(served)
 
     async def leave(self, served: ServedPolicy, *, backend: str) -> None:
-        """Sends no more calls to an engine, unless it is the only one; calls in flight go on."""
+        """Sends no more calls to an engine, unless it is the only one; calls in flight continue."""
         async with self._changing:
             if self._targets.pop(backend, None) is not None and self._targets:
                 await self._put(served)

@@ -1,7 +1,7 @@
 """The engines of one policy: all are targets of its routes, and each is supervised by itself.
 
 Invariant: an engine never serves a version under another one's number. One that does not take a new version gets no calls
-until it has been restarted with it; the others serve meanwhile, and the run goes on.
+until it has been restarted with it; the others serve meanwhile, and the run continues.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Checks requests of trainers: all problems are reported at once, and nothing is changed."""
+"""Checks requests of trainers: all problems are reported together, and nothing is changed."""
 
 import json
 import math

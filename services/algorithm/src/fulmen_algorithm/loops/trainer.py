@@ -160,7 +160,7 @@ class LoopTrainer:
         self.record = record
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, Result]], *, is_bounded: bool = True) -> Result:
-        """Carries out one call at a time; it goes on if the caller leaves."""
+        """Carries out one call at a time; a call continues if the caller disconnects."""
         if is_bounded and self._waiting >= MAX_WAITING:
             raise QuotaExceeded(
                 f"{MAX_WAITING} calls of the trainer are already waiting. Retry after the delay.",
@@ -184,7 +184,7 @@ class LoopTrainer:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # Nobody else will look at its error.
+            # No one else reads its error.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             raise
 

@@ -1,4 +1,4 @@
-"""All trainers of the service, and the background role that unloads idle ones and deletes those that nobody uses.
+"""All trainers of the service, and the background role that unloads idle ones and deletes unused ones.
 
 A trainer belongs to the service in whose state folder it is.
 """
@@ -127,7 +127,7 @@ class Trainers:
             task.add_done_callback(lambda done: self._created(key, done))
         elif self._creating[key].get_name() != f"create trainer {draft.digest}":
             _check_same("", "", draft)
-        # It goes on if the caller leaves, who asks again.
+        # It continues if the caller disconnects, and the caller can repeat the request.
         return await asyncio.shield(self._creating[key])
 
     async def delete(self, name: str) -> None:

@@ -25,7 +25,7 @@ class FileReader:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the file has no name any more, and so nobody writes what is missing."""
+        """Whether the file no longer has a name, so that its missing bytes will not be written."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     @property

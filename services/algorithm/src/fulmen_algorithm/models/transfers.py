@@ -36,7 +36,7 @@ class Transfers:
         self._max_open = max_open
         self._open: Counter[str] = Counter()
         self._shares: OrderedDict[str, ProjectShare] = OrderedDict()
-        # Of their own: slow disks keep no other work waiting, and whoever reads gigabytes keeps no chunk waiting.
+        # Separate threads: slow disks do not delay other work, and readers of gigabytes do not delay chunks.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weights")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="weights-reader")
         meter = metrics.get_meter("fulmen.algorithm")

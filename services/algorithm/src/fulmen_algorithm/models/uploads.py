@@ -281,7 +281,7 @@ class ModelSweeper:
             try:
                 await asyncio.to_thread(self._uploads.sweep, lambda model: bool(self._used_by(model)))
             except OSError as error:
-                # Full or unreachable for now; whoever needs the storage says so.
+                # Full or unreachable for now; operations that need the storage report it.
                 _log.warning("models_not_swept", error=error.strerror)
             await asyncio.sleep(SWEEP_INTERVAL_S)
 

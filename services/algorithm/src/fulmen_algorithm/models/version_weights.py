@@ -110,7 +110,7 @@ class VersionWeights:
         raise WeightsUnavailable(f"{published.name} {text}.", policy_version=published.name)
 
     async def _rebuild(self, project: str, chain: Sequence[ChainLink], step: int) -> Path:
-        """Rebuilds weights once, whoever asks; and forgets the oldest."""
+        """Rebuilds weights once for all callers, and drops the oldest."""
         folder = self._rebuilt / project.rpartition("/")[2]
         async with self._rebuilding:
             path = await ModelFolders(folder).rebuild(chain, step)

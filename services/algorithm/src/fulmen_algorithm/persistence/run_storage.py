@@ -112,7 +112,8 @@ def _storage_id(path: Path) -> str:
 
 
 def _owner(path: Path) -> str:
-    """Reads the id by which leases name this service; kept over restarts, so that it takes its own runs back at once."""
+    """Reads the id by which leases name this service; kept across restarts, so that it reclaims its own runs
+    immediately."""
     if not path.exists() or not path.read_text():
         replace_file(path, str(uuid7()).encode())
     return path.read_text()

@@ -40,7 +40,7 @@ class ModelRoots:
         try:
             resolved = Path(path).expanduser().resolve()
         except (ValueError, RuntimeError):
-            # A character that no path has, or the home of nobody.
+            # A character that no path has, or the home of an unknown user.
             return f"{str(path)!r} is not a path of this machine"
         allowed = self.roots
         for folder in (self.runs, self.models):

@@ -70,7 +70,7 @@ class Policy:
         publish_metrics: Cost of the last publication that is over: `publish_seconds`, `publish_bytes` read by the engine,
             `publish_bytes_full` of the complete weights, `publish_pause_ms` without sampling, and, for a delta,
             `delta_changed_share` of the weights.
-        behind: The publication that goes on behind the training.
+        behind: The publication that runs behind the training.
     """
 
     def __init__(self, services: RunServices, trainer: Trainer, settings: PublishSettings) -> None:

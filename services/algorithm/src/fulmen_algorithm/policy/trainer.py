@@ -111,7 +111,7 @@ class WritesBehind(Protocol):
     """A trainer that copies what is to be written, and trains on while the copy is written.
 
     Each result is called at most once, and may be called while the trainer does anything else. A copy of the weights is
-    written before the next one is asked for: it may be the base of its delta.
+    written before the next one is requested: it may be the base of its delta.
     """
 
     async def copy_weights(self, order: WeightsOrder) -> Callable[[Path], Awaitable[WrittenWeights]]:

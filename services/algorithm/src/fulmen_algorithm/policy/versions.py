@@ -142,7 +142,8 @@ class Versions:
         return _based(saved, base)
 
     async def copied(self, trainer: WritesBehind, step: int) -> Callable[[], Awaitable[SavedModel]]:
-        """Copies the present weights, and returns what writes them as `write` does while the trainer goes on."""
+        """Copies the current weights, and returns a function that writes them as `write` does while the trainer
+        continues."""
         order, base = self._order(whole=False)
         write = await trainer.copy_weights(order)
 

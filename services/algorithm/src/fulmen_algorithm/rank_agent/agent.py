@@ -149,7 +149,7 @@ class RankAgent:
         self._changed.set()
 
     async def _tell_status(self, say: Say, interval_s: float) -> None:
-        """Tells how many guardians run: when that changes, and at least once in an interval."""
+        """Reports how many guardians run: when that changes, and at least once per interval."""
         while True:
             status = pb.RanksStatus(order=self._order, running=len(self._guardians))
             say.put_nowait(pb.JoinRanksRequest(status=status))

@@ -1,4 +1,4 @@
-"""Work that goes on behind its caller: one piece at a time, whose error is raised by the next look."""
+"""Work in the background of its caller: one piece at a time, whose error is raised by the next check."""
 
 import asyncio
 from collections.abc import Coroutine

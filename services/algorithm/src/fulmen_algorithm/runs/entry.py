@@ -29,7 +29,7 @@ Clock = Callable[[], datetime]
 NOTICES_POSTPONED = 100
 """Notices that wait in memory while the storage is full."""
 READ_AT_ONCE = 1000
-"""Events of an ended run that a watcher reads into memory at once."""
+"""Events of an ended run that a watcher reads into memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class EventLog:
         self._newest = {**self._newest, **metrics.values}
 
     def notify(self, severity: str, message: str) -> None:
-        """Appends a message for a person; a full disk does not stop whoever reports something."""
+        """Appends a message for a person; a full disk does not stop its caller."""
         notice = Notice(severity=severity, message=message)
         try:
             self._append(Event(sequence=self._next, time=self._clock(), notice=notice))
@@ -219,7 +219,7 @@ class Entry:
         blocked_until: Time before which this service does not try to acquire the run, by `time.monotonic`.
         waiting_reason: What an active run waits for; empty if it does not wait.
         is_out_of_reach: Whether the run's files are in a storage that this service does not have.
-        changing: Held by whoever acquires the run or releases it.
+        changing: Held while the run is acquired or released.
     """
 
     run: TrainingRun

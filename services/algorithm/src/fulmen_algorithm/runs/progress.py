@@ -1,8 +1,8 @@
 """The groups that a run has consumed: the part of a checkpoint that makes training exactly-once.
 
-Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint include it (or it
-was dropped by then), and the cursor is just after the last of them in the feed. Nothing here changes between
-commits, so groups lost in a crash are delivered again.
+Invariant: a group's index is in `consumed` if and only if the weights in the same checkpoint include it (or it was
+already dropped), and the cursor is just after the last of them in the feed. Nothing here changes between commits, so
+groups lost in a crash are delivered again.
 """
 
 import itertools

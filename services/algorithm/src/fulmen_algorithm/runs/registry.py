@@ -317,7 +317,7 @@ class RunRegistry:
             waiting.events.notify("info", text)
 
     def pause(self, name: str) -> TrainingRun:
-        """Asks an active run to stop at a checkpoint; a waiting run is paused at once, a paused run is unchanged.
+        """Asks an active run to stop at a checkpoint; a waiting run is paused immediately, a paused run is unchanged.
 
         Raises:
             TrainingRunStateInvalid: if it has ended.
@@ -372,7 +372,7 @@ class RunRegistry:
         return entry.run
 
     def wake(self) -> None:
-        """Lets whoever waits for a change look again."""
+        """Wakes everyone who waits for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -217,7 +217,7 @@ def _next_state(active: ActiveRun) -> tuple[RunState | None, str]:
             return None, ""
         case StageNotBegun():
             return error.state, error.message
-        case BudgetExceeded():  # goes on from its last checkpoint once somebody raises the budget
+        case BudgetExceeded():  # continues from its last checkpoint once the budget is raised
             return RunState.PAUSED, ""
         case RunFailed() | FulmenError():
             return RunState.FAILED, error.message

@@ -1,4 +1,4 @@
-"""A group of ranks whose number follows what there is room for: it goes on when ranks are lost, and grows again.
+"""A group of ranks whose number follows the available resources: it continues when ranks are lost, and grows again.
 
 When ranks are lost, those that are left hand the state over to a new group, which is asked the interrupted call again. The
 state has the optimiser steps that were taken of it, and they are not taken again. If no copy of the weights is left, the run
@@ -37,7 +37,8 @@ Result = TypeVar("Result")
 
 
 async def ranks_with_room(compute: ComputeSettings, options: GroupOptions, *, without: Collection[str] = ()) -> int:
-    """Returns with how many ranks a group can start now: whole copies, at least the fewest that its run goes on with.
+    """Returns the number of ranks with which a group can start now: whole copies, at least the minimum with which its
+    run continues.
 
     Raises:
         ClusterFailed: if the cluster does not answer.
@@ -236,7 +237,8 @@ class ElasticTrainer:
 
     @contextmanager
     def _new_folder(self) -> Iterator[Path]:
-        """Makes a folder for a state that one group hands over to the next; what a service that died left there goes."""
+        """Makes a folder for a state that one group passes to the next; removes files that a service that died left
+        there."""
         parent = self._setup.run_dir
         for old in () if parent is None else parent.glob(f"{FOLDER}*"):
             shutil.rmtree(old, ignore_errors=True)

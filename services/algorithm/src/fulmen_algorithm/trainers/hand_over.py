@@ -53,7 +53,7 @@ def write(state: TrainingState, randomness: OwnRandomness, order: HandOver) -> N
 
 
 def read(folder: Path, state: TrainingState, randomness: OwnRandomness) -> BatchProgress | None:
-    """Reads what `write` adds to a training state, if a folder has it; returns the batch to go on with."""
+    """Reads what `write` adds to a training state, if a folder has it; returns the batch to continue with."""
     if files := sorted(folder.glob(GENERATORS.format(rank="*"))):
         mine = files[state.policy.ranks.rank % len(files)]
         randomness.state = torch.load(mine, map_location="cpu", weights_only=True)

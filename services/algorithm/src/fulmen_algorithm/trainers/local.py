@@ -206,7 +206,7 @@ class LocalTrainer:
             hand_over.write(self._state, self._randomness, order)
 
     def _begun(self) -> BatchProgress | None:
-        """Returns the batch that this call goes on with; the next call begins a new one."""
+        """Returns the batch that this call continues with; the next call begins a new one."""
         begun, self._handed_over, self._state.batch = self._handed_over, None, None
         return begun
 

@@ -204,7 +204,7 @@ async def start_group(module: str, ranks: int, options: GroupOptions, wishes: Wi
 
 
 def group_order(module: str, ranks: int, options: GroupOptions, wishes: Wishes) -> GroupOrder:
-    """Returns what a cluster is asked for."""
+    """Returns the order to a cluster."""
     flags: dict[str, object] = {
         "--device": options.device.partition(":")[0],
         "--threads": options.torch_threads,

@@ -221,7 +221,7 @@ class RankGroupTrainer:
         self._lost = text
         # A state that is being read is none.
         if self._parallel.is_elastic and method not in (OPEN, "read_state"):
-            # The caller may have those that are left hand over.
+            # The caller may let the remaining ones pass on their state.
             self._interrupted = method, asks
         else:
             await self._group.end()

@@ -1,6 +1,7 @@
 """A rank's connection to the service that started it, in a thread of its own.
 
-Invariant: a rank never outlives the service: its connection ends with the service, and the process then exits at once.
+Invariant: a rank never outlives the service: its connection ends with the service, and the process then exits
+immediately.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class ServiceLink:
         except (OSError, EOFError):
             # If the service dies before it reads the last answer, the connection breaks instead of ending.
             pass
-        except BaseException:  # noqa: BLE001  (whatever it is, nobody can reach this process any more)
+        except BaseException:  # noqa: BLE001  (whatever it is, no one can reach this process any more)
             traceback.print_exc()
             os._exit(1)
         # Not `sys.exit`: the main thread may be blocked in an exchange with ranks that are gone.

@@ -67,7 +67,7 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings, rule
 
 
 def groups_alike(parameters: Sequence[nn.Parameter], **options: float) -> list[dict[str, Any]]:
-    """Returns groups of weights that are spread alike: torch's steps take no others at once."""
+    """Returns groups of weights with the same placement: torch's steps accept only such groups."""
     split, others = ([p for p in parameters if is_split(p) is wanted] for wanted in (True, False))
     return [{"params": one, **options} for one in (split, others) if one]
 

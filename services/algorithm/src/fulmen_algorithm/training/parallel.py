@@ -59,7 +59,7 @@ def join_group(
             `tcp:`, of the first rank.
         listener: Listening socket of that address, on the first rank.
         deadline_s: Timeout of one collective, in seconds.
-        outlives_others: Whether this rank stays when others are lost. Otherwise NCCL ends it, at once.
+        outlives_others: Whether this rank stays when others are lost. Otherwise NCCL ends it immediately.
     """
     if outlives_others:
         # What torch's documentation asks for where `ProcessGroup.abort` is called; Gloo reads neither.

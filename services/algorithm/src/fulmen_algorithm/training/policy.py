@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class AttentionUnsupported(ValueError):
-    """A model has no implementation of attention that was asked for."""
+    """A model does not have the requested implementation of attention."""
 
 
 class SplitUnsupported(ValueError):

@@ -82,7 +82,7 @@ def copy_state(state: TrainingState) -> Callable[[Path], None]:
     """Copies the complete training state of one process that trains all weights.
 
     Returns:
-        What writes it to a folder, in any thread, while the training goes on; see `write_state`.
+        A function that writes it to a folder, in any thread, while the training continues; see `write_state`.
     """
     present = _captured(state)
     copy = replace(

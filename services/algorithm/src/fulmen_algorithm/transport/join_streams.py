@@ -71,7 +71,7 @@ class JoinStreams:
             silence_limit_s: Time without a message after which it is lost, in seconds.
 
         Raises:
-            Unavailable: if nothing was heard of it for too long.
+            Unavailable: if it sent nothing for too long.
             Draining: if the service drains.
         """
         ends = [
@@ -84,7 +84,7 @@ class JoinStreams:
         def ended(end: "asyncio.Task[None]") -> None:
             joined.leave()
             if not end.cancelled():
-                end.exception()  # of a stream that its caller has ended, nobody asks for it
+                end.exception()  # the error of a stream that its caller has ended is never read
 
         for end in ends:
             end.add_done_callback(ended)

@@ -381,7 +381,7 @@ def _is_elsewhere(error: RunLeaseHeld, name: str) -> bool:
 
 
 class _Descriptions:
-    """Descriptions of the algorithms, made when first asked for, in a thread; they take a second in all."""
+    """Descriptions of the algorithms, created at the first request, in a thread; this takes a second in all."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

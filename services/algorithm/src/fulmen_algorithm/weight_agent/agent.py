@@ -1,8 +1,8 @@
 """Joins a run with one engine, and loads what the run publishes, for as long as the run lasts.
 
-The engine goes on serving while the algorithm service is away; the agent joins again with the version that it has. It
-ends the engine, and joins again with a fresh one, if its weights are unknown, it does not answer, or the service ends the
-stream without an error: it then has no trust in the engine.
+The engine keeps serving while the algorithm service is unavailable; the agent joins again with its version. It ends the
+engine, and joins again with a fresh one, if its weights are unknown, it does not answer, or the service ends the stream
+without an error: it then has no trust in the engine.
 """
 
 import asyncio
@@ -259,7 +259,7 @@ class WeightAgent:
         return SwapStats()
 
     async def _tell_status(self, say: "asyncio.Queue[pb.JoinEngineRequest | None]") -> None:
-        """Tells how the engine is; ends one that has not answered several times."""
+        """Reports the state of the engine; stops an engine that has not answered several times."""
         silent = 0
         while True:
             status, held = pb.EngineStatus(), self._held

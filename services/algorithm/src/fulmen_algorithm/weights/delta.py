@@ -101,7 +101,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class DeltaWriter:
-    """Encodes a delta tensor by tensor, several at a time; what it has encoded is in memory until it is written.
+    """Encodes a delta tensor by tensor, several at a time; encoded tensors are in memory until they are written.
 
     Close it, also after an error.
     """

@@ -115,7 +115,7 @@ def write_folder(tensors: ToWrite, model: ModelFolder, folder: Path, *, by_name:
 
 
 class _Streamed:
-    """Writes each tensor to its file at once."""
+    """Writes each tensor to its file immediately."""
 
     def __init__(self, tensors: ToWrite, model: ModelFolder, folder: Path) -> None:
         self._tensors, self._model, self._folder = tensors, model, folder

@@ -1,4 +1,5 @@
-"""Tensors of a model, each made whole when it is asked for: a model in parts is written without ever being whole.
+"""Tensors of a model, each assembled when it is requested: a model in parts is written without ever being whole in
+memory.
 
 All ranks of a copy ask for the same tensors in the same order, since what they hold is gathered.
 """

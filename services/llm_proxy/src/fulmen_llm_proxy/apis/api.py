@@ -169,7 +169,7 @@ def wrong(error: Exception) -> str:
 
 
 class RequestReader:
-    """Reads the fields that the proxy itself needs of a request; reports all violations at once."""
+    """Reads the fields of a request that the proxy itself needs; reports all violations together."""
 
     __slots__ = ("_api", "_violations", "fields")
 

@@ -1,7 +1,7 @@
 """Converts a complete chat completion to the events of a stream.
 
-For engines whose streams carry no token ids: the backend is asked for a complete answer, and the caller receives it as
-a few events at once. Every event contains a part of the answer, in the order of a stream.
+For engines whose streams contain no token ids: the proxy requests a complete answer from the backend, and the caller
+receives it as a few events in one piece. Every event contains a part of the answer, in the order of a stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Extracts the capture from a chat completion on its way to the agent.
 
-Invariant: fields unknown to the proxy reach the agent byte for byte; fields that only the proxy asked for do not reach
+Invariant: fields unknown to the proxy reach the agent byte for byte; fields that only the proxy requested do not reach
 it. Only the outline is decoded: token ids and log-probabilities stay slices until the agent has its answer.
 """
 
@@ -233,7 +233,7 @@ class ChatReader:
             kept.weight_versions = versions
         experts = choice.get("routed_experts")
         if experts is not None and bytes(experts) != b"null":
-            # Nothing that an agent has asked for: the engine's operator or the run did.
+            # Not requested by the agent, but by the engine's operator or the run.
             kept.routed_experts = experts
             del choice["routed_experts"]
             touched = True

@@ -64,8 +64,8 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
         caller_api: API of the caller's request.
         fields: fields of the backend's request, without those added for the capture.
         captured: whether token ids and log-probabilities are requested.
-        stream: whether the backend is asked for a stream.
-        whole_as_stream: whether the caller wants a stream but the backend is asked for a complete answer;
+        stream: whether a stream is requested from the backend.
+        whole_as_stream: whether the caller wants a stream but a complete answer is requested from the backend;
             `reader.event` then takes that answer and returns the stream.
         dropped: names of parameters of the caller's request that the backend's API cannot express.
     """

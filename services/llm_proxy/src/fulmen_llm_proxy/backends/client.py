@@ -72,7 +72,7 @@ class TryFailed:
         kind: short name of the failure, for metrics and `BackendHealth.last_failure_kind`.
         error: the error to report if no further try follows.
         dispatch: the try; None if it was never sent.
-        at_once: whether the backend never received it, so that another replica may be tried at once.
+        at_once: whether the backend never received it, so that another replica may be tried immediately.
         again: whether the same backend may succeed later.
     """
 

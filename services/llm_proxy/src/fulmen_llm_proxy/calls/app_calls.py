@@ -20,7 +20,7 @@ class AppCalls:
         self._buffer = buffer
 
     def finish(self, call: RunningCall, collected: Collected | None, elapsed_s: float) -> None:
-        """Hands over a call without an attempt, if it is to be recorded."""
+        """Passes on a call without an attempt, if it is to be recorded."""
         request, project, named = call.request, call.caller.project, call.head.conversation
         route = self._tables.current.routes.get(request.model)
         if route is None or route.recording is None or request.api.name not in RECORDED_APIS:

@@ -67,7 +67,7 @@ class CallGuards:
 
 
 class _GuardedWriter:
-    """Keeps an answer, also a stream, until the guards have judged it; errors pass at once."""
+    """Holds an answer, also a stream, until the guards have checked it; errors are passed immediately."""
 
     def __init__(self, guards: CallGuards, call: RunningCall, writer: AnswerWriter, *, max_bytes: int) -> None:
         self._guards = guards

@@ -78,7 +78,7 @@ class CallPlanner:
             trained = any(target.policy for target in (route.targets if choice is None else [choice.target]))
             if trained:
                 return 1
-        # A missing fallback must not turn a backend's failure into RouteNotFound for a model that was never asked for.
+        # A missing fallback must not turn a backend's failure into RouteNotFound for a model that was never requested.
         routes, project = self._tables.current.routes, call.caller.models_of
         fallbacks = [model for model in route.fallbacks if model in routes and routes[model].is_open_to(project)]
         call.models = (call.request.model, *fallbacks)

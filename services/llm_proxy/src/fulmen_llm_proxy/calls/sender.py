@@ -78,9 +78,9 @@ class CallSender:
     async def send(self, call: RunningCall) -> BackendAnswer:
         """Returns the first good answer, or the last outcome if none arrives in time.
 
-        After a failed connection another replica is tried at once; after a status that `is_retryable`, or a broken answer,
-        after a back-off. Then the fallback routes are tried, and all of it again until the retry deadline, which comes
-        before the caller leaves.
+        After a failed connection another replica is tried immediately; after a status that `is_retryable`, or a broken
+        answer, after a back-off. Then the fallback routes are tried, and all of it again until the retry deadline, which
+        comes before the caller leaves.
 
         Raises:
             BackendUnavailable: if the last try got no answer.
@@ -316,7 +316,7 @@ class CallSender:
 
 
 def _waits_for_turn(call: RunningCall, state: BackendState) -> Seat | None:
-    """Returns the seat at the backend whose turn has not come; where nothing is gained by a wait, nobody waits."""
+    """Returns the seat at the backend whose turn has not come; no seat if a wait would gain nothing."""
     seat = call.permit.seat
     if seat is None or seat.row is not state.row or seat.may_call or not state.is_busy or not state.breaker.admits:
         return None

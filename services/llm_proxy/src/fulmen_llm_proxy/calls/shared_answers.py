@@ -31,7 +31,7 @@ _DEADLINE_S: Final = 0.05
 _PAUSE_S: Final = 1.0
 """Time without lookups and writes after a failure."""
 _TIMEOUT_S: Final = 1.0
-"""Of one command; a lookup whose deadline has passed goes on for so long, and so does a connection that it has begun."""
+"""Of one command; a lookup whose deadline has passed continues for this long, as does a connection that it has opened."""
 _CONNECTIONS: Final = 32
 _MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
 _OVERHEAD_BYTES: Final = 1024
@@ -139,7 +139,7 @@ class SharedAnswers:
             self._metrics.ended(outcome)
 
     def _name(self, key: bytes) -> str:
-        """Returns the name of a key, from which nobody else can tell whether a request was made."""
+        """Returns the name of a key, from which no one else can tell whether a request was made."""
         first = next(iter(self._secrets() or _NO_KEYS))
         return _PREFIX + hmac.digest(first, ANSWERS_LABEL + key, "sha256").hex()
 
@@ -162,7 +162,7 @@ class SharedAnswers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # a lookup that nobody waits for any more
+            task.exception()  # a lookup that no one waits for any more
 
     def _is_paused(self) -> bool:
         return time.monotonic() < self._asked_again

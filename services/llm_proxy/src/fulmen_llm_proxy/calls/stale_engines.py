@@ -50,7 +50,7 @@ class StaleEngines:
         self._news = asyncio.Event()
 
     def judge(self, choice: Choice, collected: Collected) -> None:
-        """Compares the versions that an answer reports with those that its target has had since the call was sent."""
+        """Compares the versions that an answer reports with the versions of its target since the call was sent."""
         target, backend = choice.target, choice.backend
         if not target.policy or (version := oldest_reported(collected)) is None:
             return

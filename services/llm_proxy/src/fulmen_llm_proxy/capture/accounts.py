@@ -1,4 +1,4 @@
-"""Tells the store which attempts may have captures in this process.
+"""Reports to the store which attempts may have captures in this process.
 
 The store has an open account of an attempt before its agent has the answer of a call, and a settled one after the captures
 of its calls. So it knows, for every attempt and at any time, which processes still have to deliver something; and which
@@ -135,7 +135,7 @@ class CaptureAccounts:
                 self._store_unavailable = False
 
     async def leave(self) -> None:
-        """Tells the store that nothing of this process is missing.
+        """Reports to the store that no captures of this process are missing.
 
         Gives up after `LEAVE_S`, if the store does not answer or captures are on the disk alone: their attempts count as lost then.
         """

@@ -14,7 +14,7 @@ from collections import deque
 from fulmen_llm_proxy.capture.finished_call import FinishedCall
 
 _CROWDED_SHARE = 0.5
-"""Share of the bound above which calls are delivered at once, or spooled, before new ones are refused."""
+"""Share of the bound above which calls are delivered immediately, or spooled, before new ones are refused."""
 
 _DUE_CALLS = 32
 """Batch size at which calls are due; larger batches save little, and packing them would block the event loop."""
@@ -64,7 +64,7 @@ class CaptureQueue:
             self._due.set()
 
     def flush_soon(self) -> None:
-        """Makes the waiting calls, or the next one, due at once, because a flush waits for them."""
+        """Makes the waiting calls, or the next one, due immediately, because a flush waits for them."""
         self._due.set()
 
     async def due(self) -> None:

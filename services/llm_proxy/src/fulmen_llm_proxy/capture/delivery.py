@@ -304,6 +304,6 @@ class CaptureDelivery:
 
 
 async def _end(task: asyncio.Task[Mapping[str, str]]) -> None:
-    """Cancels a task and waits for its end; its outcome is known or irrelevant by then."""
+    """Cancels a task and waits for its end; its outcome is already known or irrelevant."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

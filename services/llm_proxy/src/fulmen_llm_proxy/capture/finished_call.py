@@ -1,4 +1,4 @@
-"""A finished model call, as it is handed to the capture."""
+"""A finished model call, as it is passed to the capture."""
 
 from __future__ import annotations
 

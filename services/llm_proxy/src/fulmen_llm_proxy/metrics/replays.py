@@ -1,4 +1,4 @@
-"""Metrics of attempts that go on where a lost one was."""
+"""Metrics of attempts that continue where a lost one was."""
 
 from __future__ import annotations
 

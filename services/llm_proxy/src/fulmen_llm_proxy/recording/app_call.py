@@ -1,4 +1,4 @@
-"""A finished call of an app, as it is handed to the recording."""
+"""A finished call of an app, as it is passed to the recording."""
 
 from __future__ import annotations
 

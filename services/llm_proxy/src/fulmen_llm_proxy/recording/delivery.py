@@ -1,7 +1,7 @@
 """Delivers recorded calls to the store.
 
 While the store does not answer, the calls in hand are sent again and again, and newer ones are dropped as soon as the
-buffer is full: nobody waits for a recording.
+buffer is full: calls never wait for a recording.
 """
 
 from __future__ import annotations

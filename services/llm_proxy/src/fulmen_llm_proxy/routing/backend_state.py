@@ -93,7 +93,7 @@ class BackendState:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.release()  # the slot was just handed over
+                self.release()  # the slot was just passed on
             else:
                 self._waiting.remove(turn)
                 self.load -= 1

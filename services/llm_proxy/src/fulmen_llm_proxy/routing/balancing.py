@@ -134,7 +134,7 @@ class CallAffinity:
 
     @property
     def conversation(self) -> int:
-        """64 bits, equal for all calls of an attempt, or of a conversation that goes on; random without messages."""
+        """64 bits, equal for all calls of an attempt, or of a continued conversation; random without messages."""
         if self._attempt is not None:
             return self.attempt
         if self._conversation_key is None:

@@ -1,10 +1,10 @@
 """Profiles of the inference engines that backends run.
 
 The field `engine` of a backend names its engine. The profile says in which APIs a stream carries token ids, where
-health is probed, and which of the engine's Prometheus metrics report its load. All engines are asked for token ids in
-the same way, by `return_token_ids` and `logprobs` in the request. They differ in where they put them, and the readers
-of `apis` accept either place: vLLM puts `prompt_token_ids` beside the choices of a chat completion and within each
-choice of a completion; SGLang puts it within each choice of both.
+health is probed, and which of the engine's Prometheus metrics report its load. Token ids are requested from all
+engines in the same way, by `return_token_ids` and `logprobs` in the request. They differ in where they put them, and
+the readers of `apis` accept either place: vLLM puts `prompt_token_ids` beside the choices of a chat completion and
+within each choice of a completion; SGLang puts it within each choice of both.
 
 Paths of health and metrics are relative to the root of the server (`root_of`), not to the API's version. Samples of
 several series (one per data-parallel rank) are summed, except `cache_use`, which is averaged.

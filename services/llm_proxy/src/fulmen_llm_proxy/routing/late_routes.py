@@ -12,7 +12,7 @@ from fulmen_service_kit.security.token_buckets import TokenBuckets
 
 LOOKUPS_PER_S: Final = 5.0
 LOOKUPS_BURST: Final = 10.0
-"""Models that callers of a project may ask for in vain, per second and at once, before the table alone answers."""
+"""Unknown models that callers of a project may request, per second and as a burst, before only the table is consulted."""
 
 
 class LateRoutes:
@@ -27,7 +27,7 @@ class LateRoutes:
     async def await_route(self, model: str, project: str) -> None:
         """Waits until the table is as new as the store in one route; of calls for the same model, one asks.
 
-        Returns at once if the project has asked for too many models lately.
+        Returns immediately if the project has recently requested too many unknown models.
 
         Raises:
             Unavailable: if the store has the route, and the table does not follow in time.

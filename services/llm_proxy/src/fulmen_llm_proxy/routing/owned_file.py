@@ -1,7 +1,7 @@
 """What a file owns: its routes and backends become what it says, and are changed in no other way.
 
-Invariant: nothing of a set is published unless all of it is valid. More changes than the store takes at once are published in
-an order in which every route finds its backends.
+Invariant: nothing of a set is published unless all of it is valid. More changes than the store accepts in one request are
+published in an order in which every route finds its backends.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _left_over(held: Iterable[_Entry], wanted: Iterable[_Entry], file: str) -> l
 
 
 def _owned_backend(wanted: backend_pb2.Backend, file: str, present: backend_pb2.Backend | None) -> backend_pb2.Backend:
-    """Returns a backend of a file; a drain goes on, and so does a hold, unless another engine takes its place."""
+    """Returns a backend of a file; a drain or hold continues, unless another engine replaces it."""
     owned = backend_pb2.Backend()
     owned.CopyFrom(wanted)
     owned.file = file

@@ -115,7 +115,7 @@ class Failed:
         at_once: whether the backend never received the call, so that another replica may be tried without a delay.
         again: whether the same backend may succeed later.
         own_fault: whether the call itself may be the cause: every backend is then asked once more and no further.
-        retry_after_s: delay that the backend asked for, seconds.
+        retry_after_s: delay that the backend requested, seconds.
     """
 
     backend_id: str

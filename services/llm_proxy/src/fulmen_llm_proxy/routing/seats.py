@@ -100,7 +100,7 @@ class Row:
         return any(one is seat for one in self._served())
 
     def has_room(self, tokens: int) -> bool:
-        """Returns whether another attempt could call at once."""
+        """Returns whether another attempt could call immediately."""
         return not self.cache_tokens or self.tokens + tokens <= self.cache_tokens
 
     def set_cache_tokens(self, tokens: int) -> None:

@@ -40,7 +40,7 @@ class TableHolder:
         """Waits until the first table has been loaded, at most `LOAD_S`.
 
         Raises:
-            Unavailable: if the store has not sent the routes by then.
+            Unavailable: if the store has not sent the routes in time.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOAD_S):

@@ -58,7 +58,7 @@ class Conversation:
                 self._unsayable.add(f"{place}.role (`{message.role}`)")
 
     def end(self) -> None:
-        """Completes the turns: the user's is first, none is empty, and the text that the assistant goes on from ends in a word."""
+        """Completes the turns: the user's is first, none is empty, and the text that the assistant continues ends in a word."""
         if not self.turns and not self.system:
             return  # there was no message at all: the backend says so
         if not self.turns or self.turns[0]["role"] != "user":

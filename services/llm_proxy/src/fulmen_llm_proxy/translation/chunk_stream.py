@@ -47,7 +47,7 @@ class ChunkStream:
     """Translates the events of one stream.
 
     Attributes:
-        includes_usage: whether the caller asked for a last chunk with the usage.
+        includes_usage: whether the caller requested a last chunk with the usage.
     """
 
     __slots__ = (

@@ -76,7 +76,7 @@ _COUNT = msgspec.json.Decoder(int | None)
 
 
 def wants_logprobs(fields: Fields) -> bool:
-    """Returns whether the caller asked for log-probabilities.
+    """Returns whether the caller requested log-probabilities.
 
     Raises:
         ArgumentInvalid: if a field has the wrong type.

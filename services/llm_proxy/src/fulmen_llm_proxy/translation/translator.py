@@ -61,7 +61,7 @@ class Translator(Protocol):
 
 
 class UnsupportedFields:
-    """Collects unsupported fields, to report all of them at once.
+    """Collects unsupported fields, to report all of them together.
 
     Parameters may be dropped instead. What was said is never dropped: the answer would be one to something else.
 

@@ -98,7 +98,7 @@ class Annotations:
     async def agreement(self, project_id: int, dimension: str, level: Level) -> Agreement:
         """Returns how far the authors of a dimension agree."""
         scores = await self._table.scores(project_id, dimension, MAX_SCORES)
-        # Up to a second of work with the most scores: other calls go on.
+        # Up to a second of work with the most scores: other calls continue meanwhile.
         return await asyncio.to_thread(agreement_of, scores, level, is_truncated=len(scores) == MAX_SCORES)
 
 

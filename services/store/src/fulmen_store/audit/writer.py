@@ -1,7 +1,7 @@
 """Background role: writes the lines of the audit log into the database, where people read them.
 
-Calls do not wait for it, and a replica that is killed loses what it has not written, half a second of it: the audit file has
-all. What does not fit is counted in the next entry.
+Calls do not wait for it, and a replica that is killed loses the entries that it has not written, up to half a second: the
+audit file has all. What does not fit is counted in the next entry.
 """
 
 from __future__ import annotations

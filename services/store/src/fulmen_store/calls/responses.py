@@ -1,7 +1,7 @@
 """Stored responses of the Responses API in PostgreSQL.
 
-Invariant: a project has at most `max_bytes` of them, its newest ones; whoever adds or removes some of a project holds the
-lock of its sum.
+Invariant: a project has at most `max_bytes` of them, its newest ones; a transaction that adds or removes some of a
+project holds the lock of its sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NewResponse:
         attempt: The attempt whose key made it; empty for an app.
         input: Its own input items, JSON.
         size_bytes: What it counts towards the limit of its project.
-        expires_at: When nobody can read it any more; None if it is kept for the whole retention.
+        expires_at: When it expires; None if it is kept for the whole retention.
     """
 
     project_id: int

@@ -1,7 +1,7 @@
 """Recorded calls and their conversations in PostgreSQL.
 
-Invariant: a project has at most `max_bytes` of contents, its newest calls; whoever adds or removes calls of a project
-holds the lock of its sum, and a conversation has at least one call.
+Invariant: a project has at most `max_bytes` of contents, its newest calls; a transaction that adds or removes calls
+of a project holds the lock of its sum, and a conversation has at least one call.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Database:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the database is up and has had space of late."""
+        """Whether the database is up and recently had free space."""
         return self.is_up and time.monotonic() > self._full_until
 
     @property

@@ -48,7 +48,7 @@ def require_partitions(rows: Iterable[Mapping[str, Any]]) -> None:
     """Checks the rows of a statement that creates partitions of days.
 
     Raises:
-        DatabaseUnavailable: If one is not there, because another session changes the table of all days.
+        DatabaseUnavailable: If one does not exist, because another session changes the table of all days.
     """
     if not all(row["is_there"] for row in rows):
         raise DatabaseUnavailable("The table of a day's spans cannot be created now: another session changes it.")

@@ -38,7 +38,7 @@ __all__ = [
 
 # "fulmen" in ASCII: the advisory lock of migrations.
 LOCK_KEY: Final = 0x66756C6D656E
-# Whoever works in a table waits behind a migration that waits for it: for no longer than this, once in a pause.
+# Queries on a table wait behind a migration that waits for the table: for no longer than this, once per pause.
 LOCK_LIMIT_MS: Final = 500
 LOCK_PAUSE_S: Final = 2.0
 # A dump may take this long.

@@ -1,5 +1,5 @@
--- An effect is begun by whoever inserts its row, and only by an attempt that holds a lease: an attempt that was lost begins
--- nothing more.
+-- An effect is begun by the transaction that inserts its row, and only for an attempt that holds a lease: an attempt that
+-- was lost begins nothing more.
 
 -- name: lock_effects
 -- Effects of one rollout begin one after the other. The lock is a statement of its own, before the one that counts: a

@@ -38,7 +38,7 @@ class EffectTable:
     async def begin(self, effect: EffectKey, *, attempt: int, token: str, max_count: int) -> EffectView | None:
         """Begins an effect, unless it was begun; returns it, or None if it was not, and the attempt holds no lease.
 
-        Nothing is begun in a rollout with `max_count` effects, however many begin at once.
+        Nothing is begun in a rollout with `max_count` effects, however many begin at the same time.
         """
         async with self._database.transaction() as transaction:
             await transaction.fetch("lock_effects", effect.rollout_id)

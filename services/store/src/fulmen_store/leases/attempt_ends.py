@@ -112,7 +112,7 @@ class AttemptEnds:
 
     async def _end_each(self, pending: dict[AttemptKey, AttemptReport]) -> dict[AttemptKey, CompletionStatus]:
         statuses: dict[AttemptKey, CompletionStatus] = {}
-        # A success needs no policy: it is written at once, and its lease is read only if the write did not apply.
+        # A success needs no policy: it is written immediately, and its lease is read only if the write did not apply.
         held = await self._held(report for report in pending.values() if report.kind is not FailureKind.NONE)
         for _ in range(MAX_ROUNDS):
             await self._write(pending, held, statuses)

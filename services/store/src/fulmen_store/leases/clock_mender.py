@@ -1,7 +1,7 @@
 """Background role: shortens what was written while PostgreSQL's clock was ahead, and what is remembered of delays, once it was set.
 
 Without it, a rollout that was created meanwhile would wait, and the lease of a process that has died since would be held, for
-as long as the clock had been ahead. It repeats nothing: what it has shortened it does not find again.
+as long as the clock had been ahead. It repeats nothing: it does not find again what it has shortened.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class ClockMender:
         self._cancel_grace_s = cancel_grace_s
 
     async def run(self) -> None:
-        """Mends at once, since the clock may have been set while no replica ran, and whenever it was set."""
+        """Corrects leases immediately, since the clock may have been set while no replica ran, and whenever it was
+        set."""
         was_set = self._database.clock.was_set
         while True:
             was_set.clear()

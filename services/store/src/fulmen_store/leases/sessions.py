@@ -82,7 +82,7 @@ class Sessions:
         self._ends = ends
         self._events = events
         self.lease_ttl_s = lease_ttl_s
-        # Many runners resume at once after a restart; one query serves them all.
+        # Many runners resume at the same time after a restart; one query serves them all.
         self.lookups: GroupCommitter[UUID, list[HeldLease]] = GroupCommitter("held_by", self._look_up)
 
     async def open(self, *, owner: SessionOwner, host: str, info: bytes) -> UUID:
@@ -101,7 +101,7 @@ class Sessions:
     ) -> RunnerStream:
         """Opens a stream for a session at this replica and closes the previous one.
 
-        `room_bytes` is the size of assignments that it can be sent at once.
+        `room_bytes` is the size of assignments that can be sent to it now.
         """
         stream = RunnerStream(session_id=session_id, labels=labels, projects=projects, room_bytes=room_bytes)
         self._streams.attach(stream)
@@ -188,7 +188,8 @@ class Sessions:
 
 
 class LeaseRenewer:
-    """Background role: extends all active sessions at once and notifies runners of cancelled and lost attempts."""
+    """Background role: extends all active sessions with one query and notifies runners of cancelled and lost
+    attempts."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Tokens:
         Args:
             table: Table of issued tokens.
             signer: Signer with the deployment's key.
-            revoked: Ids of revoked tokens; revocations take effect here at once.
+            revoked: Ids of revoked tokens; revocations take effect here immediately.
         """
         self._table = table
         self._signer = signer
@@ -96,7 +96,7 @@ class Tokens:
             project: Project of the new token; the caller may access it.
 
         Raises:
-            PermissionDenied: If the token is of a person, or of nobody.
+            PermissionDenied: If the token belongs to a person, or there is none.
             TokenInvalid: If it was revoked.
         """
         if caller.role not in REFRESHED_ROLES or not _is_token_id(caller.token_id):

@@ -138,7 +138,7 @@ class Retention(_Hourly):
             if not await self._table.is_expired(day):
                 continue
             if not await self._table.drop_day(day):
-                # So are the others, and whoever adds spans waits behind each try.
+                # So are the others, and transactions that add spans wait behind each try.
                 _log.info("retention_day_in_use", day=day.isoformat())
                 break
             _log.info("retention_dropped_day", day=day.isoformat())
@@ -185,7 +185,8 @@ class Retention(_Hourly):
 
 
 async def _in_batches(remove: Callable[[int], Awaitable[int]], limit: int) -> None:
-    """Removes rows, at most `limit` of a kind at once, until less was removed; with pauses in favor of other statements."""
+    """Removes rows, at most `limit` of a kind at a time, until fewer were removed; with pauses in favor of other
+    statements."""
     removed = limit
     while removed >= limit:
         removed = await remove(limit)

@@ -89,7 +89,8 @@ class Comparison:
 
 
 def compared(baseline: Mapping[bytes, SideTask], candidate: Mapping[bytes, SideTask]) -> Comparison:
-    """Compares two sides at the tasks that both have; takes up to a second of computing, the same for equal input."""
+    """Compares two sides on the tasks that both have; needs up to a second of CPU; equal input gives equal
+    results."""
     both = sorted(baseline.keys() & candidate.keys())
     pairs = [(key, Pair(baseline=baseline[key], candidate=candidate[key])) for key in both]
     pairs.sort(key=lambda each: (each[1].difference, each[0]))

@@ -1,7 +1,7 @@
 """Deletion of ended rollouts, with their attempts and spans.
 
 Invariant: a rollout is kept while another member of its group is live, since the feed would never announce the group, and
-while its training run is under way. The usage of its model calls is kept in any case.
+while its training run is in progress. The usage of its model calls is always kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Background role: looks for finished rollouts, once for all watchers of this replica.
 
 A look is one statement that reads each new end once, however many watchers there are. It wakes those whose training run has
-some; all others read nothing. Hints of ends make it look at once, polls find what no hint told.
+some; all others read nothing. Hints of ends trigger a poll immediately; regular polls find what no hint reported.
 
 Invariant: an end is found by exactly one look, as each begins where the one before it ended: at the oldest running
 transaction. Of a project that was not looked at before, all watchers are woken: what ended meanwhile is not known.

@@ -5,7 +5,8 @@
     disjunction = term { "OR" term }                      OR binds more tightly than AND, as in AIP-160
     term       = [ "NOT" | "-" ] ( "(" conjunction ")" | field [ "." key ] ( operator value | ":" ( "*" | text ) ) )
 
-A field of texts is searched for the text behind the colon; of every field, `:*` tells whether it is set. Source: AIP-160, https://google.aip.dev/160.
+A text field is searched for the text after the colon; for every field, `:*` is true if it is set. Source: AIP-160,
+https://google.aip.dev/160.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class _Parser:
         return self._checked(name, key, operator, value)
 
     def _split_at_colon(self) -> None:
-        """Takes a word apart that holds the operator `:`, which stands in words otherwise."""
+        """Splits a word that contains the operator `:`, which is part of words otherwise."""
         word = self._peek()
         if word.kind is not _Kind.WORD or HAS not in word.text:
             return

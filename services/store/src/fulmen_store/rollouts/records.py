@@ -85,13 +85,13 @@ class RolloutView:
         project: Name of its project.
         request: The stored `Rollout` message, as requested.
         running: Running attempts by number: one, two if the rollout is hedged, or none.
-        ended: The latest ended attempts, if they are asked for.
+        ended: The latest ended attempts, if requested.
         ended_attempts: Number of ended attempts; set in lists, and with `ended`.
         priority: Priority.
         reward: Final reward of the attempt that decided the state; None without one.
         duration_s: Duration of that attempt, seconds; None without one.
         failure_message: What failed in that attempt, in one line; empty if nothing did.
-        prompt_token_count: Prompt tokens of the calls of all attempts; None if not asked for or none is reported.
+        prompt_token_count: Prompt tokens of the calls of all attempts; None if not requested or none is reported.
         completion_token_count: Tokens sampled for all attempts; None likewise.
         cost_micros: Cost of the calls of all attempts, millionths of a US dollar; None likewise.
         retry_at: When it may run again, if it waits for a retry.

@@ -124,7 +124,7 @@ class Rollouts:
         except DatabaseUnavailable:
             raise
         except FulmenError:
-            # Whoever repeats the request at the same moment may have created it, from other content even.
+            # A concurrent repetition of the request may have created it, even from other content.
             if await self._all_stored(first):
                 return first
             await self._table.delete_request(project_id, method, request_id, first)

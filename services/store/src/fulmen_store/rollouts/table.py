@@ -129,7 +129,7 @@ class RolloutTable:
         with_attempts: bool = False,
         max_bytes: int = UNLIMITED_BYTES,
     ) -> list[RolloutView]:
-        """Returns those rollouts that exist, in the order of the ids, each with all that is asked for as of one moment.
+        """Returns the rollouts that exist, in the order of the ids, each with everything requested as of one moment.
 
         Args:
             rollout_ids: Their ids.

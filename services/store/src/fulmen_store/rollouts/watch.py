@@ -125,7 +125,8 @@ class ChangeFollower:
         *,
         find_run: Callable[[], Awaitable[int]] | None = None,
     ) -> AsyncGenerator[ChangePage, None]:
-        """Yields pages from the cursor on, the first at once, until the shutdown; a page without changes at least every 15 s.
+        """Yields pages from the cursor on, the first immediately, until the shutdown; a page without changes at least every
+        15 s.
 
         A page is read only after the previous one was consumed, so a slow watcher holds one page.
 

@@ -35,7 +35,7 @@ __all__ = [
 FRESH_S: Final = 1.0
 TTL_PER_COST: Final = 20.0
 COUNT_INTERVAL_S: Final = 15.0
-# Of those asked for most recently; others begin anew.
+# Of the most recent queries; others start again.
 MAX_FORECASTS: Final = 64
 # Durations are read for the task types with the most waiting rollouts; the others use their project's mean.
 TYPES_LOOKED_UP: Final = 1000
@@ -109,7 +109,7 @@ class FleetDemand:
         return self._compared
 
     def _forecast(self, query: DemandQuery) -> DemandForecast:
-        """Returns the series of a query, which begins when it is first asked for."""
+        """Returns the series of a query, which starts with the first request."""
         key = replace(query, min_runners=0, max_runners=DemandQuery().max_runners)
         found = self._forecasts.setdefault(key, DemandForecast(horizon_s=query.forecast_s, interval_s=COUNT_INTERVAL_S))
         self._forecasts.move_to_end(key)

@@ -106,7 +106,7 @@ class RunnerView:
         running: Number of attempts it runs.
         attempts: Names of the first of these attempts.
         load: Last reported load, opaque here; None if it reported none.
-        load_history: Minutes and the first loads in them, oldest first; empty unless asked for.
+        load_history: Minutes and the first loads in them, oldest first; empty unless requested.
         ended: Number of its ended attempts.
         failed: Number of those that failed.
         project: Project of its token, or `projects/*`.

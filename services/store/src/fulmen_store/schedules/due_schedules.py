@@ -1,7 +1,7 @@
 """Background role: creates the rollouts of schedules that are due.
 
 Invariant: a due time creates its rollouts exactly once. One replica records the run, with the ids of its rollouts, in the
-commit that moves the schedule on; whoever creates them, also after that replica has died, creates them with these ids.
+commit that moves the schedule on; any replica that creates them, also after that replica has died, uses these ids.
 """
 
 from __future__ import annotations

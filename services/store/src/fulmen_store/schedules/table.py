@@ -26,7 +26,7 @@ __all__ = ["ScheduleTable"]
 
 RUNS_KEPT: Final = 100
 MISSED_AFTER: Final = datetime.timedelta(minutes=1)
-# A replica that has not created the rollouts of a due time by then has probably died.
+# A replica that has not created the rollouts of a due time in this time has probably died.
 RETRY_AFTER_S: Final = 10.0
 
 _log = structlog.get_logger()

@@ -152,7 +152,7 @@ class Backlog:
                 continue
             self._fresh.add(project_id)
             if not self._others.is_own(item):
-                # Waiting credit takes even other replicas' work at once, because they do not know of it yet.
+                # Waiting credit takes even other replicas' work immediately, because they do not know of it yet.
                 spare = self._streams.open_credit() - len(self.ready) if spare is None else spare - 1
                 if spare <= 0:
                     self._see_others(project_id, BEFORE_ALL)

@@ -76,7 +76,7 @@ class ReadyItem:
 
 
 def waits_since(rollout_id: UUID, run_at_s: float | None) -> float | None:
-    """Returns `since_s` of an item with a run-at time, Unix seconds; None means at once."""
+    """Returns `since_s` of an item with a run-at time, Unix seconds; None means immediately."""
     if run_at_s is None or run_at_s <= (rollout_id.int >> UNIX_MS_SHIFT) / 1000 + CLOCK_TOLERANCE_S:
         return None
     return run_at_s

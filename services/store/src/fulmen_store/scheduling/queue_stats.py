@@ -48,7 +48,7 @@ class StatsCache:
         async with answer.lock:
             began = self._clock()
             if answer.stats is not None and began < answer.until:
-                # Whether the queue is paused is known at once.
+                # Whether the queue is paused is known immediately.
                 return replace(answer.stats, queue=await self._table.queue(project_id))
             answer.stats = await self._table.stats(project_id, run_id)
             now = self._clock()

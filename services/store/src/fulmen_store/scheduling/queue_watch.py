@@ -72,7 +72,8 @@ class QueueWatch:
         self._looks: Looks[Scope, SeenQueue] = Looks(self._look, pause_s=pause_s, stopping=stopping)
 
     async def follow(self, project_id: int, training_run: str = "") -> AsyncGenerator[SeenQueue, None]:
-        """Yields the queue as it is, at once; then whenever it has changed, and at least every 15 s, until the shutdown.
+        """Yields the current queue immediately, then whenever it has changed, and at least every 15 s, until the
+        shutdown.
 
         Of several changes while a watcher is slow, it gets the last state.
 

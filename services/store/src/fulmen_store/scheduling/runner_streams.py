@@ -210,7 +210,7 @@ class RunnerStream:
         self.last_group, self.last_agent = item.group_key, item.agent
 
     def refund(self, rollout_id: UUID) -> None:
-        """Gives back the credit and the room of an assignment that was not made."""
+        """Returns the credit and the room of an assignment that was not made."""
         self.room_bytes += self.reserved.pop(rollout_id)
         if not self.closed:
             self.credit += 1

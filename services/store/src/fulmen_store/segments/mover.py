@@ -1,8 +1,8 @@
 """Background role: moves chunks of ended rollouts out of PostgreSQL, into segments in the blob storage.
 
-Invariants: a segment is durable before one commit takes its chunks out of the table and notes where they lie. Whoever dies
-before the commit leaves a claim, by which the object is found and removed. Several replicas may work at once: a chunk is taken
-out of the table by one of them.
+Invariants: a segment is durable before one commit takes its chunks out of the table and notes where they lie. A replica that
+dies before the commit leaves a claim, by which the object is found and removed. Several replicas may work at the same time: a
+chunk is taken out of the table by one of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Waiting:
 
 
 class SegmentMover:
-    """Moves chunks into segments, writes wasteful segments anew, and removes those that nobody needs."""
+    """Moves chunks into segments, rewrites wasteful segments, and removes unused ones."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SegmentMover:
             segment_bytes: Size of a full segment; 0 moves nothing, and looks after the segments that there are.
             after_s: Time after its end until a rollout's spans are moved, seconds.
             metrics: Instruments.
-            clock: What tells the day.
+            clock: Clock for the current day.
         """
         self._table = table
         self._blobs = blobs
@@ -232,7 +232,7 @@ class SegmentMover:
                     await self._table.release(segment_id)
 
     async def _rewrite(self) -> None:
-        """Writes segments anew that are mostly dead, have had dead bytes for long, or are many and small."""
+        """Rewrites segments that are mostly dead, have had dead bytes for a long time, or are many and small."""
         for found in await self._table.wasteful(
             segment_bytes=max(1, self._segment_bytes), small_count=SMALL_COUNT, limit=GROUPS_PER_PASS
         ):
@@ -256,7 +256,7 @@ class SegmentMover:
             payloads = await self._reader.read(entries)
             damaged = {entry.segment_id for entry in entries if entry not in payloads}
             if damaged:
-                # Kept as they are, for whoever can mend them. Readers count what they cannot read.
+                # Kept unchanged, so that they can be repaired. Readers count what they cannot read.
                 self._damaged |= damaged
                 _log.error("segment_damaged", segments=[segment_key(found.day, each) for each in sorted(damaged)])
                 return
@@ -273,7 +273,7 @@ class SegmentMover:
                 )
 
     async def _sweep(self) -> None:
-        """Gives up the claims of writers that have died, and removes objects that nobody refers to."""
+        """Drops the claims of writers that have died, and removes unreferenced objects."""
         await self._table.release()
         while segments := await self._table.removable(REMOVALS_PER_BATCH):
             await self._blobs.remove_keys(segment_key(day, segment_id) for segment_id, day in segments.items())

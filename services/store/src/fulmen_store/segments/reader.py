@@ -12,7 +12,7 @@ from fulmen_store.spans.blobs import Blobs
 
 __all__ = ["SegmentReader"]
 
-# Parts of one object that are read at once: what lies between them costs less than another request.
+# Parts of one object that are read with one request: the bytes between them cost less than another request.
 RANGES_PER_READ: Final = 4096
 
 

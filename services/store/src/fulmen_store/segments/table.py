@@ -98,7 +98,8 @@ class SegmentTable:
         return [MovableChunk(**row) for row in rows]
 
     async def truncate_empty_day(self, day: datetime.date) -> bool:
-        """Returns the disk of a day's table to the system if it is empty and nobody reads it; whether it did."""
+        """Returns the disk space of a day's table to the system if it is empty and not being read; returns whether it
+        did."""
         row = await self._database.fetch_row("truncate_empty_day", day)
         return row is not None and row["is_empty"]
 
@@ -173,7 +174,7 @@ class SegmentTable:
         return [WastefulSegments(**row) for row in rows]
 
     async def removable(self, limit: int) -> Mapping[int, datetime.date]:
-        """Returns segments that nobody refers to any more, with their days."""
+        """Returns unreferenced segments, with their days."""
         return {row["id"]: row["day"] for row in await self._database.fetch("removable_segments", limit)}
 
     async def forget(self, segment_ids: Sequence[int]) -> None:

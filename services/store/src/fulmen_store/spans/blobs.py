@@ -25,7 +25,7 @@ __all__ = ["BlobStorage", "Blobs", "FolderStorage", "open_storage"]
 
 MAX_CONCURRENT: Final = 16
 CALL_LIMIT_S: Final = 30.0
-# Of some tens of MB at once.
+# Some tens of MB each.
 SEGMENT_LIMIT_S: Final = 120.0
 _UNFINISHED: Final = ".writing-"
 

@@ -1,8 +1,8 @@
 """Follows the chunks of one rollout or attempt while it runs.
 
-Invariant: a chunk is yielded once. The follower remembers the ids of what it has yielded, and not the chunks. While nothing is
-new, a poll counts chunks and reads none. Polls fall on the same moments for all watchers of a replica, so that one statement
-looks for all of them.
+Invariant: a chunk is yielded once. The follower remembers the ids of yielded chunks, not the chunks. While nothing is new, a
+poll counts chunks and reads none. Polls fall on the same moments for all watchers of a replica, so that one statement looks
+for all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class SpanFollower:
     async def follow(
         self, parent: SpanParent, *, since: int = 0, stopping: Callable[[], bool]
     ) -> AsyncIterator[Followed]:
-        """Yields chunks that were not yielded yet, by chunk id; none at once and at least every 15 s, until all is over.
+        """Yields chunks that were not yielded yet, by chunk id; an empty list immediately and at least every 15 s, until
+        the end.
 
         It ends when the parent is over and no chunk has come for some seconds, or when `stopping`. The next chunks are
         read only after the previous ones were consumed.

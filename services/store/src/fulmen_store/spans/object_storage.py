@@ -19,7 +19,7 @@ from fulmen_service_kit.errors import StartupError
 __all__ = ["ObjectStorage"]
 
 KEYS_PER_REMOVAL: Final = 500
-# Ranges that lie so close together are read at once.
+# Ranges this close together are read with one request.
 NEAR_BYTES: Final = 64 * 1024
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "Spans",
 ]
 
-# Batches up to this size are compressed faster than they can be handed to a thread.
+# Batches up to this size are compressed faster than they can be passed to a thread.
 INLINE_PACK_BYTES: Final = 32 * 1024
 
 

@@ -30,7 +30,7 @@ __all__ = ["ATTEMPT_OVER", "UNKNOWN_ROLLOUT", "ChunkHead", "SpanParent", "SpanTa
 UNKNOWN_ROLLOUT: Final = "the rollout does not exist"
 ATTEMPT_OVER: Final = "the attempt has ended, and the grace period for its key's spans is over"
 
-# Maximum size of the payloads that one reader holds at once.
+# Maximum size of the payloads that one reader holds at a time.
 READ_BYTES: Final = 4 * 1024 * 1024
 ROLLOUTS_PER_PAGE: Final = 64
 _NO_ROLLOUT: Final = UUID(int=0)

@@ -66,7 +66,7 @@ class ScalerService(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(
         self, request: pb.ScaledObjectRef, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.IsActiveResponse]:
-        """Streams whether any runner is wanted: at once, at every change and periodically."""
+        """Streams whether any runner is needed: immediately, at every change and periodically."""
         sent: bool | None = None
         sent_at = -math.inf
         while not self._stopping.is_set():

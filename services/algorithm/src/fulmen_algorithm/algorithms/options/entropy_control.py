@@ -1,6 +1,6 @@
 """Adapts the weight of the entropy to a target, one step of the run after another; see `EntropyTarget`.
 
-The coefficient and the last entropy are in `progress.memory`, so a run that resumes goes on with them.
+The coefficient and the last entropy are in `progress.memory`, so a resumed run continues with them.
 """
 
 from collections.abc import Mapping

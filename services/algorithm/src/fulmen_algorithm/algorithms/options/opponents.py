@@ -1,6 +1,6 @@
 """Serves past versions of the policy as opponents; see `PastOpponent`.
 
-The pool and the present opponent are in `progress.memory`, so a run that resumes goes on with them.
+The pool and the present opponent are in `progress.memory`, so a resumed run continues with them.
 """
 
 import random

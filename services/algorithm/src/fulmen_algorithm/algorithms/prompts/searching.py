@@ -117,7 +117,8 @@ class PromptSearch(Generic[Settings]):
     async def _measured(
         self, names: Sequence[str], key: str, tasks: Sequence[bytes], mode: Mode
     ) -> dict[str, list[FinishedGroup]]:
-        """Runs candidates on tasks, all at once; ids are derived from candidate and task, so that a repeated call resumes."""
+        """Runs candidates on tasks, all concurrently; ids are derived from candidate and task, so that a repeated call
+        resumes."""
         groups = [
             GroupSpec(
                 group_id=f"{self.algorithm}/{name}/{key}/{index}",

@@ -22,9 +22,9 @@ class Part:
     Attributes:
         name: What it is, as text.
         count: Number of GPUs; two processes of one part cannot share one.
-        share: Share of the memory of each GPU that it takes for itself; 0 if it takes what it needs.
+        share: Share of the memory of each GPU that it reserves; 0 if it allocates only what it needs.
         gpus: Its GPUs; empty before the plan, unless the run names them.
-        had: GPUs that it has had and keeps if possible.
+        had: GPUs that it used before and keeps if possible.
         processes: Processes that it is in, as text; parts in the same ones never share a GPU. Empty for those of its own.
     """
 
@@ -61,7 +61,7 @@ def planned(parts: Sequence[Part], gpus: Mapping[int, Gpu], held: Mapping[str, S
     for index, part in enumerate(parts):
         if not part.gpus:
             beside = {gpu for other in found if _are_together(part, other) for gpu in other.gpus}
-            # The least used; of these, those that it has had, and none that another part has had.
+            # The least used; of these, GPUs that it used before, and none that another part used.
             order = sorted(gpus.keys() - beside, key=lambda gpu: (users[gpu], gpu not in part.had, gpu in kept, gpu))
             found[index] = replace(part, gpus=sorted(order[: part.count]))
             users.update(found[index].gpus)

@@ -53,7 +53,7 @@ class Watch:
         """Returns why the group cannot run; None while it can, or may later.
 
         Args:
-            job: The Job; None if it is not there.
+            job: The Job; None if it does not exist.
             pods: Its pods.
             now_s: Time of a clock that never goes back, in seconds.
         """

@@ -1,7 +1,8 @@
 """The Job of a group and the Secret of its ticket.
 
-A group is one Indexed Job: its pods are alike, none is started anew, and one that fails leaves the others, which may hand over
-what they have. Its Secret belongs to it, and goes with it. A pod has one process of the group, or some that share what it has.
+A group is one Indexed Job: its pods are identical, none is restarted, and a failed one does not stop the others, which may
+pass on their state. Its Secret belongs to it and is deleted with it. A pod runs one process of the group, or several that
+share its resources.
 """
 
 import base64
@@ -101,7 +102,7 @@ def _pod_of(name: str, order: GroupOrder, settings: KubernetesSettings) -> dict[
         *_volumes(settings),
     ]
     if processes > 1:
-        # By which they exchange tensors. Containers have 64 MiB of it unless more is asked for.
+        # By which they exchange tensors. Containers have 64 MiB of it unless more is requested.
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108  (the pod's own)
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{processes}Gi"}})
     pod: dict[str, Any] = {

@@ -134,7 +134,7 @@ async def serve(options: argparse.Namespace) -> None:
         site = web.TCPSite(runner, options.host, options.port)
         await site.start()
         port = runner.addresses[0][1]
-        # Before the port is known: whoever starts the engine watches it from then on.
+        # Before the port is known: its parent process watches it from then on.
         heartbeat().beat()
         beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
         sys.stdout.write(msgspec.json.encode({"port": port, "pid": os.getpid()}).decode() + "\n")

@@ -1,7 +1,7 @@
 """The model and the only thread that uses it.
 
 The requests that wait when a batch ends form the next one. `generate` runs all rows of a batch together; a row that
-ends early is answered at once, while the batch continues.
+ends early is answered immediately, while the batch continues.
 
 Weights are swapped at token boundaries, also within an answer. Invariant: a token's version is that of the weights
 whose forward pass computed its logits. (Keys and values cached before a swap are kept.)

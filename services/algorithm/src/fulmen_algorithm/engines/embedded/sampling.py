@@ -3,7 +3,7 @@
 
 `generate` runs greedily. The logits processor adds Gumbel noise to the rows that sample, so that the argmax is an exact
 draw from softmax(logits / temperature). Each row has its own generator, so that a seeded request gives the same tokens
-in any batch. The stopping criteria receive every token at once; they stream tokens and swap weights.
+in any batch. The stopping criteria receive every token immediately; they stream tokens and swap weights.
 
 Invariant: the recorded log-probability is that of the sampled distribution (after temperature and top_p, before the
 noise). For a greedy row it is log softmax(logits).
@@ -91,7 +91,7 @@ class PerRequestSampler(LogitsProcessor):
 
 
 class TokenTap(StoppingCriteria):
-    """Forwards every sampled token at once, and ends the rows that the receiver finishes."""
+    """Forwards every sampled token immediately, and ends the rows that the receiver finishes."""
 
     def __init__(self, sampler: PerRequestSampler, on_tokens: Callable[[list[SampledToken]], list[bool]]) -> None:
         """Initializes the criteria.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from fulmen_algorithm.engines.embedded.protocol import InvalidRequest
 
 MAX_TOKENS = 1
-"""vLLM samples at least one token; a request that is meant for both asks for no more."""
+"""vLLM samples at least one token; a request that works with both engines requests no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

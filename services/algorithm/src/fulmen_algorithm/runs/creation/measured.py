@@ -23,7 +23,7 @@ OF_NO_EFFECT = frozenset(
 )  # fmt: skip
 """Settings that hardly change how long a step takes."""
 MOST_READ = 8
-"""Runs whose steps are read: those that were stopped at once measured nothing."""
+"""Number of runs whose steps are read: runs that were stopped immediately measured nothing."""
 SPENT, SECONDS = "spent_", "_seconds"
 START = f"{SPENT}start{SECONDS}"
 PACKING = "packing_efficiency"

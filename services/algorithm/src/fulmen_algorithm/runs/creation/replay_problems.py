@@ -37,7 +37,7 @@ def model_problem(model_dir: Path) -> str:
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
     except (OSError, ValueError):
-        # Whoever loads the model says why.
+        # Loading the model reports the reason.
         return ""
     if not isinstance(config, Mapping) or any(_has_experts(part) for part in (config, config.get("text_config"))):
         return ""

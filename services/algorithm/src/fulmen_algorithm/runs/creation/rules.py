@@ -1,4 +1,4 @@
-"""Validates a run before it is created: all problems are reported at once, and nothing is stored; see `stages`."""
+"""Validates a run before it is created: all problems are reported together, and nothing is stored; see `stages`."""
 
 import asyncio
 import hashlib

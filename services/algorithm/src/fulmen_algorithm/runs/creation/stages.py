@@ -1,4 +1,4 @@
-"""Validates the stages of a training before they are created: all problems of all of them are reported at once."""
+"""Validates the stages of a training before they are created: all problems of all stages are reported together."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -39,7 +39,7 @@ class OwnAccess:
         """Returns an access with files that this machine has.
 
         Raises:
-            OSError: if the service cannot be asked for the token.
+            OSError: if the token cannot be requested from the service.
         """
         if access.token_file and not Path(access.token_file).exists():
             self._refresh()

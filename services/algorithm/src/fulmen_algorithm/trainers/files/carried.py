@@ -46,7 +46,7 @@ from fulmen_algorithm.trainers.files.messages import (
 from fulmen_algorithm.training.files import OtherArchitecture, StorageFailed, file_sha256, is_storage_trouble
 
 WINDOW = 8
-"""Requests that are under way at once."""
+"""Maximum number of concurrent requests."""
 REPLY_DEADLINE_S = 600.0
 """Time for an answer: the service may compute digests of a model."""
 OUTAGE_LIMIT_S = 120.0

@@ -74,7 +74,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         error: Number of the error of the system (`errno`); 0 for none.
         text: Text of the error.
-        exists: Whether the folder or file that was asked for is there.
+        exists: Whether the requested folder or file exists.
         files: Its files.
         data: Piece of a file, or the token.
         offset: Number of bytes that have arrived.

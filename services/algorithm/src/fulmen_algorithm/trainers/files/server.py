@@ -1,7 +1,7 @@
 """The service's end: sends files of the folders that the present call of a group reads, and takes those that it writes.
 
 A rank that asks for anything else is told that there is no such file. A file that arrives appears whole, under its name, when
-its digest is right; what has arrived of it is kept, and a line that broke goes on there.
+its digest is right; received bytes are kept, and a broken connection continues from there.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from fulmen_algorithm.trainers.files.messages import (
 from fulmen_algorithm.training.files import file_sha256
 
 IDLE_S = 600.0
-"""Time without a request after which a line is closed: a rank computes digests of what it has."""
+"""Time without a request after which a line is closed: a rank computes digests of its files."""
 LINES_PER_RANK = 2
 """One that the service has not noticed the end of, and a new one."""
 _NOTHING = CallFolders()

@@ -220,7 +220,7 @@ class Gateway:
         )
 
     async def _said(self, process: asyncio.subprocess.Process) -> Mapping[str, object]:
-        """Tells the process what to serve; returns what it answers, which is nothing if it ends."""
+        """Sends the process its configuration; returns its answer, which is empty if it ends."""
         assert process.stdin is not None
         assert process.stdout is not None
         settings = self._settings

@@ -1,1 +1,1 @@
-"""Attempts that go on where a lost one was: its captured calls answer those that the agent repeats."""
+"""Attempts that continue where a lost one was: calls that the agent repeats are answered from its captured calls."""

@@ -116,7 +116,7 @@ class Replays:
 
     def _remember(self, attribution: Attribution) -> _Replay:
         reading = asyncio.create_task(self._lost.read(attribution), name="read-lost-attempts")
-        # A caller may leave, and then nobody asks how it ended.
+        # A caller may disconnect, and then the result is never read.
         reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         replay = self._replays[attribution.attempt] = _Replay(reading=reading)
         if len(self._replays) > MAX_ATTEMPTS:
@@ -126,7 +126,7 @@ class Replays:
         return replay
 
     async def _read(self, replay: _Replay, attribution: Attribution) -> None:
-        """Waits for the captures; several calls of an attempt may begin at once."""
+        """Waits for the captures; several calls of an attempt may begin at the same time."""
         reading = replay.reading
         if reading is None:
             return

@@ -1,8 +1,9 @@
-"""`POST /v1/effects`: side effects that agents declare, so that an attempt that goes on elsewhere does not repeat them.
+"""`POST /v1/effects`: side effects that agents declare, so that an attempt that continues elsewhere does not repeat
+them.
 
 The request names an effect, and a token of one execution. The answer says whether the caller has to do it (`begun`), or what
-came of it (`done`, with the `result`), or that nobody knows (`unknown`). With a `result`, the request records that it
-was done.
+came of it (`done`, with the `result`), or that this is unknown (`unknown`). With a `result`, the request records that it was
+done.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ class HttpApp:
 
 
 def _identified(scope: Scope, dialect: Dialect, send: Send) -> Send:
-    """Gives a request its id; returns ASGI's function that sends an answer, which tells the id in every answer."""
+    """Assigns an id to a request; returns ASGI's function that sends an answer, which adds the id to every answer."""
     scope[_REQUEST_ID] = new_span_id()
     value, vendors = scope[_REQUEST_ID].encode(), _VENDORS_ID_HEADERS[dialect]
 

@@ -228,7 +228,7 @@ def names_another(record: span_pb2.SpanRecord, own: AttemptName) -> bool:
 def _attempt_of(attributes: Iterable[common_pb2.KeyValue], own: AttemptName | None) -> AttemptName | None:
     """Returns the attempt that attributes name; None if they name none.
 
-    With the key of an attempt, a rollout without a number means that attempt, and any other name is that of nobody's.
+    With the key of an attempt, a rollout without a number means that attempt, and any other name means no attempt.
     """
     rollouts, numbers = [], []
     for attribute in attributes:
