@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
                 ended(bytes(content))
             self.wfile.write(b"0\r\n\r\n")
         except ConnectionError:
-            # The agent has gone, before or right after the end.
+            # The agent has exited, before or right after the end.
             self.close_connection = True
 
     def _record(self, rollout: str, started_ns: int, body: bytes, answer: Answer, content: bytes) -> None:

@@ -33,7 +33,7 @@ PAGE_SIZE: Final = 1000
 
 
 class Source(StrEnum):
-    """Where rows come from."""
+    """Source of rows."""
 
     CALLS = "calls"
 

@@ -163,7 +163,8 @@ async def _health(connection: Connection, target: str, *, service: str = "") -> 
 
 
 async def _ahead_s(channel: FulmenChannel) -> float | None:
-    """Returns how far a service's clock is ahead of this machine's, up to half of a call; None if it does not tell."""
+    """Returns how far a service's clock is ahead of this machine's, up to half of a call; None if it does not report
+    its time."""
     begun_s = time.time()
     call = health_pb2_grpc.HealthStub(channel.plain()).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT_S)
     try:

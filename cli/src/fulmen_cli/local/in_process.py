@@ -51,7 +51,7 @@ class InProcessStack(LocalStack):
     """A local stack whose services are tasks of the event loop that starts it."""
 
     async def start_process(self, spec: ServiceSpec) -> ServiceProcess:
-        """Starts a service as a task, whose audit log goes where the services log to."""
+        """Starts a service as a task, whose audit log is written to the services' log."""
         return _Inside(spec, audit_file=self.folder.log_file(LOG))
 
 

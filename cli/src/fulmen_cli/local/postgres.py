@@ -73,7 +73,7 @@ def find_binaries() -> Path:
 
 
 class _Answer(IntEnum):
-    """Answer of the server to a connection, as `pg_isready` tells it."""
+    """Answer of the server to a connection, as reported by `pg_isready`."""
 
     ACCEPTS = 0
     REFUSES = 1
@@ -285,7 +285,7 @@ class EmbeddedPostgres:
             return ""
 
     def _kill_all(self, postmaster: int) -> None:
-        """Kills a server with its backends: stopped ones would not notice that it is gone."""
+        """Kills a server with its backends: stopped ones would not notice that it has ended."""
         children = _children(postmaster)
         for pid in (postmaster, *children):
             with contextlib.suppress(ProcessLookupError):

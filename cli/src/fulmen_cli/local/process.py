@@ -66,7 +66,7 @@ class ChildProcess:
         inherited: tuple[int, ...] = (),
         umask: int = -1,
     ) -> ChildProcess:
-        """Starts `python -m module` (never from the working folder) with exactly this environment; its output goes to the end of the log file.
+        """Starts `python -m module` (never from the working folder) with exactly this environment; its output is appended to the log file.
 
         Must be called on the main thread: the kernel ties the child to the thread that starts it. The process keeps the
         inherited descriptors open.

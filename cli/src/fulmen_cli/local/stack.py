@@ -372,7 +372,7 @@ class LocalStack:
         return None if "," in served else served or None
 
     def _preferred_ports(self) -> dict[str, int]:
-        # Prefer those of the last start: commands waiting for the stack to come back know no others.
+        # Prefer the ports of the last start: commands that wait for the stack to return know no others.
         last = self.folder.last_ports()
         if not self._settings.use_default_ports:
             return last

@@ -87,7 +87,7 @@ def validation_of(version: PolicyVersion, validations: Mapping[str, Mapping[int,
 
 
 async def _runs(client: Services, names: set[str]) -> dict[str, training_run_pb2.TrainingRun]:
-    """Reads runs; those that are gone, or of an algorithm service that is away, are left out."""
+    """Reads runs; deleted ones, and runs of an unavailable algorithm service, are left out."""
     found: dict[str, training_run_pb2.TrainingRun] = {}
     for name in sorted(names):
         try:

@@ -210,7 +210,8 @@ def _moments(shape: ModelShape, plan: TrainingPlan, trained: int) -> Part:
         case "sgd":
             size_bytes, reason = 0, "none without momentum"
         case "muon":
-            # One momentum; what is no matrix of a layer is trained by AdamW. Muon trains whole models on one GPU alone.
+            # One momentum; parameters that are not matrices of a layer are trained by AdamW. Muon only trains whole
+            # models on one GPU.
             size_bytes = FLOAT32 * (2 * trained - shape.matrix_parameters)
             reason = "4 bytes per number of layers' matrices, 8 of others"
         case _:

@@ -44,7 +44,7 @@ class ModelShape:
         gated: Whether the MLP has three matrices, as SwiGLU, or two.
         longest: Maximum number of tokens of a sequence; 0 if unknown.
         head_norms: Whether queries and keys are normalised.
-        small: Parameters of a layer that are no matrices: norms and biases.
+        small: Parameters of a layer that are not matrices: norms and biases.
     """
 
     hidden: int

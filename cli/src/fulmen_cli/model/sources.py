@@ -96,7 +96,7 @@ def _from_hub(given: str) -> Path:
         text = f"{name.repository} has no revision {name.revision}."
         raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None
     except (hub.errors.HTTPError, OSError) as error:
-        # Without a token a hub does not tell a private model from one that does not exist.
+        # Without a token a hub does not distinguish a private model from one that does not exist.
         if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in HIDDEN:
             text = f"The hub has no model {name.repository}, or it is private: `hf auth login`, or set HF_TOKEN."
             raise CommandFailed(text, exit_code=Exit.NOT_FOUND) from None

@@ -46,7 +46,7 @@ Examples:
 
 
 class TokenRole(StrEnum):
-    """Roles of tokens; attempt keys come from the store alone."""
+    """Roles of tokens; only the store issues attempt keys."""
 
     ADMIN = "admin"
     SERVICE = "service"

@@ -52,7 +52,7 @@ async def apply(
         return
     content: bytes | None = None
     if watch:
-        with suppress(OSError):  # told by the reader
+        with suppress(OSError):  # reported by the reader
             content = file.read_bytes()
     request = _request(file, content)
     if check:

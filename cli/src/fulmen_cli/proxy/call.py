@@ -194,7 +194,7 @@ async def _events(client: Services, shape: Shape, body: Json) -> AsyncIterator[J
 
 
 def _document(content: bytes) -> dict[str, Any]:
-    """Reads an answer; what is no JSON object (`[DONE]`, or what a strange backend says) is empty."""
+    """Reads an answer; anything other than a JSON object (`[DONE]`, or a strange backend's text) becomes empty."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):

@@ -96,7 +96,7 @@ def _prices(models: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict
 
 
 def _dollars(per_token: Any) -> float:
-    """Returns dollars per million tokens; NaN if it is no number."""
+    """Returns dollars per million tokens; NaN if it is not a number."""
     if isinstance(per_token, bool) or not isinstance(per_token, int | float):
         return math.nan
     return round(per_token * PER_MILLION, 9)

@@ -88,7 +88,7 @@ async def failure_of_run(client: Services, run: str) -> str:
     """Returns which rollout of a training run failed first and what failed in it; empty if none did.
 
     Of a run with too many rollouts to sort it is the last one. It is part of summaries, and therefore never fails: what
-    the store does not tell is empty.
+    the store does not report is empty.
     """
     request = rollout_service_pb2.ListRolloutsRequest(
         training_run=run, states=[rollout_pb2.ROLLOUT_STATE_FAILED], order_by="end_time", page_size=1
@@ -105,7 +105,8 @@ async def failure_of_run(client: Services, run: str) -> str:
 
 
 def first_failure(rollouts: Iterable[rollout_pb2.Rollout], *, separator: str = ": ") -> str:
-    """Returns the rollout that failed first and what failed in it, with a separator between them; empty if none tells."""
+    """Returns the rollout that failed first and its failure, with a separator between them; empty if none has a
+    message."""
     failed = [each for each in rollouts if each.failure_message]
     first = min(failed, key=lambda each: each.end_time.ToNanoseconds(), default=None)
     return "" if first is None else f"first failure: {short_name(first.name)}{separator}{first.failure_message}"

@@ -107,7 +107,7 @@ async def _spans(client: Services, name: str) -> AsyncIterator[span_service_pb2.
                 # What came together is shown in order of time; chunk ids have none within a millisecond.
                 for _, found in sorted(new, key=lambda each: each[0]):
                     yield found
-                # After the spans were shown: what a broken stream did not show comes again.
+                # After the spans were shown: spans that a broken stream did not show are sent again.
                 cursor = answer.cursor or cursor
                 # A screen that is slow for longer than the store waits has reached it, too.
                 reached = time.monotonic()

@@ -1,4 +1,5 @@
-"""Shows how a training run goes: a live table on a terminal, one line per step elsewhere, or every event as JSON."""
+"""Shows the progress of a training run: a live table on a terminal, one line per step elsewhere, or every event as
+JSON."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ class RunProgress:
         self._screen.print(Text(f"{self._title}: {message}", style=style))
 
     def interrupted(self, message: str) -> None:
-        """Tells once that the service cannot be reached, until it is heard again."""
+        """Reports once that the service cannot be reached, until it answers again."""
         if not self._is_interrupted:
             self.say(message, severity="warning")
         self._is_interrupted = True

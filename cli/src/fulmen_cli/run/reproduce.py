@@ -127,7 +127,7 @@ def first_deviation(first: RunHistory, second: RunHistory) -> Deviation | None:
 
 
 def _same(before: float | None, after: float | None) -> bool:
-    # A skipped step may have reported what is no number, and then does so again.
+    # A skipped step may have reported NaN, and then does so again.
     return before == after or (before != before and after != after)
 
 

@@ -1,4 +1,4 @@
-"""How a stage will compute: packing, head, engine and time, told as sentences. What is not known is said to be so.
+"""How a stage will compute: packing, head, engine and time, as sentences. Unknown values are reported as unknown.
 
 Source of each figure: the settings, the model's configuration, data that are at hand, or what an earlier run measured.
 """

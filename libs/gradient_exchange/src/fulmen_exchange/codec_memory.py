@@ -60,7 +60,7 @@ class Before:
         return room
 
     def undo(self) -> None:
-        """Writes all copies back; states that were not there are gone again."""
+        """Writes all copies back; states that did not exist are removed again."""
         for holder, bucket, kept in self._kept:
             if kept is None:
                 holder.pop(bucket, None)

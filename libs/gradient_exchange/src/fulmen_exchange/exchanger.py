@@ -181,7 +181,8 @@ class Exchanger:
 
         Args:
             index: Index of the bucket.
-            tensors: Gradients of its parameters; clipped, and set to zero where they are not finite, as is told at the end.
+            tensors: Gradients of its parameters; clipped, and set to zero where they are not finite, which is reported at
+                the end.
         """
         now = self._opened()
         norm = float(nn.utils.get_total_norm(list(tensors.values())))
@@ -190,7 +191,7 @@ class Exchanger:
             for tensor in tensors.values():
                 tensor.zero_()
         elif self._last is not None:
-            # What this round's norm will be is not known yet, but it is no less than that of what is there.
+            # This round's norm is not known yet, but it is at least the norm of the gradients so far.
             self._scale(tensors, max(self._last.norm, now.square**0.5))
         self._sums.add(index, tensors, now.round, now.energy)
 

@@ -40,7 +40,7 @@ class OverlappedRounds:
         return self._reducer.begin()
 
     def add(self, names: Iterable[str], prepare: Callable[[], None]) -> None:
-        """Tells that gradients are there, and sums the buckets that are whole by them.
+        """Reports that gradients are ready, and sums the buckets that are now complete.
 
         Args:
             names: Names of their parameters.

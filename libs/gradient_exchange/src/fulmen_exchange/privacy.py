@@ -10,10 +10,10 @@ _PRECISION = 1e-6
 def epsilon(noise: float, rounds: int, *, delta: float = 1e-5) -> float:
     """Returns epsilon of (epsilon, delta) differential privacy of one rank's gradients after a number of rounds.
 
-    Someone who sees all sums can hardly tell whether a rank took part: for any set of outcomes, the probability with it is at most
-    e^epsilon times that without it, plus delta. Rounds of the same noise are one Gaussian mechanism whose noise is smaller by the
-    root of their number (Dong, Roth and Su, arXiv:1905.02383, corollary 3.3), and delta of that is known exactly (Balle and Wang,
-    arXiv:1805.06530, theorem 8). It holds if all ranks add their noise; numbers are taken as real.
+    Someone who sees all sums can hardly determine whether a rank took part: for any set of outcomes, the probability with it is at
+    most e^epsilon times that without it, plus delta. Rounds of the same noise are one Gaussian mechanism whose noise is smaller by
+    the root of their number (Dong, Roth and Su, arXiv:1905.02383, corollary 3.3), and delta of that is known exactly (Balle and
+    Wang, arXiv:1805.06530, theorem 8). It holds if all ranks add their noise; numbers are taken as real.
 
     Args:
         noise: Standard deviation of the noise in a sum, over the largest norm of a rank's gradients: the setting of that name.

@@ -28,7 +28,7 @@ DESCRIPTORS = 5
 the forked process, such as a connection to the server."""
 MAX_INHERITED = 3
 CONNECTION_VARIABLE = "FULMEN_FORK_SERVER_FD"
-"""Tells a process the descriptor of its connection to the server."""
+"""Variable with the descriptor of a process's connection to the server."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_NAME = 15
 PARENT_IS_GONE = 3
@@ -109,7 +109,8 @@ class _Server:
         return []
 
     def _obey(self, child: _Child) -> None:
-        """Sends the signals that the requester asks for; kills the process and its group if the requester is gone."""
+        """Sends the signals that the requester asks for; kills the process and its group if the requester has
+        ended."""
         try:
             asked = child.line.recv(64)
         except OSError:
@@ -191,7 +192,7 @@ def _send(line: socket.socket, message: dict[str, int]) -> None:
     try:
         line.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
-        return  # the requester is gone, which the next poll shows
+        return  # the requester has ended, which the next poll shows
 
 
 def main() -> None:

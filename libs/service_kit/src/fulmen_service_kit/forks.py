@@ -178,7 +178,7 @@ class ForkServer:
             errors: Descriptor of its standard error.
             folder: Its working directory.
             may_fork: Whether it is given a connection to the server.
-            inherited: Further descriptors that it inherits, at most two, by the variables that tell it of them.
+            inherited: Further descriptors that it inherits, at most two, by the variables that name them.
 
         Raises:
             ForkServerLost: If there is no server; start the process without it.

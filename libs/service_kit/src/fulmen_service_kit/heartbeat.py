@@ -55,7 +55,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Shows once that this process is alive. May be called from any thread."""
         if self._descriptor is not None:
-            # A full pipe means that the parent does not run, a broken one that it is gone.
+            # A full pipe means that the parent does not run, a broken one that it has ended.
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._descriptor, b".")
 

@@ -126,7 +126,7 @@ def _said(call: call_pb2.RecordedCall) -> _Said:
     content = call.content
     answer = json.loads(content.answer_json)
     said = _Said(
-        # Items of the Responses API that are no messages, such as reasoning, have no role.
+        # Items of the Responses API that are not messages, such as reasoning, have no role.
         messages=[_chat(each) for each in json.loads(content.messages_json) if each.get("role")],
         tools=json.loads(content.tools_json or b"[]"),
         answer={name: answer[name] for name in _ANSWER_FIELDS if answer.get(name) or name == "content"},

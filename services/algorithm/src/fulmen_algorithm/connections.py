@@ -105,7 +105,7 @@ class ServiceConnections:
         return StoreResources(self._store, project, self._patience(notify), fence=fence)
 
     def resources_of(self, project: str) -> StoreResources:
-        """Returns the resources of a project, for what is no run and reports no outages."""
+        """Returns the resources of a project, for uses outside runs, which report no outages."""
         return self.resources(project, lambda severity, message: None)
 
     def serving(self, run: TrainingRun, settings: RunSettings, notify: Notify) -> RunServing:

@@ -231,5 +231,5 @@ def _settings(stage: Stage) -> RunnerSettings:
         "token": "check",
         "flush_s": FLUSH_S,
     }
-    # What the environment sets beside these holds here as in a runner: where packages come from, for example.
+    # Other settings in the environment apply here as in a runner, such as the sources of packages.
     return RunnerSettings.model_validate(RunnerSettings.environment_values() | values)

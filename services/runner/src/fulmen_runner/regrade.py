@@ -263,7 +263,7 @@ def _settings(bench: Bench, otlp_url: str) -> RunnerSettings:
         "token": bench.key,
         "flush_s": _FLUSH_S,
     }
-    # What the environment sets beside these holds here as in a runner: where packages come from, for example.
+    # Other settings in the environment apply here as in a runner, such as the sources of packages.
     return RunnerSettings.model_validate(RunnerSettings.environment_values() | values)
 
 

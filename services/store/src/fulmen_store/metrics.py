@@ -169,7 +169,7 @@ class StoreMetrics:
         return record
 
     def published(self, kind: str, role: str, result: str) -> None:
-        """Records a publication, of which only kinds that services read are told apart.
+        """Records a publication; only kinds that services read are distinguished.
 
         Args:
             kind: Kind of the resource.

@@ -24,7 +24,7 @@ class PayloadStatus(StrEnum):
 
 
 class RankBehind(Exception):
-    """A rank asks for a round whose sums are gone, or has sums of another history."""
+    """A rank requests a round whose sums are no longer retained, or has sums of another history."""
 
 
 class RankReplaced(Exception):

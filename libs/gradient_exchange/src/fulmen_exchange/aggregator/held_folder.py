@@ -1,7 +1,7 @@
 """The folder of a shard's sums, which one server holds at a time. No torch is needed.
 
 A lock says that the holder lives; the kernel, or the server of a network file system, releases it when it has died. Each holder
-renames the folder: one that was cut off from it, and comes back after another has taken it, finds it gone and stores nothing.
+renames the folder: one that was cut off from it, and returns after another has taken it, does not find it and stores nothing.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Membership:
         world_size: Number of members with which the first round begins.
         lease_s: A member that is silent for this long is removed.
         epoch: Grows with every change.
-        is_started: Whether enough members have joined; reset once all are gone.
+        is_started: Whether enough members have joined; reset once all have left.
     """
 
     world_size: int

@@ -116,7 +116,7 @@ class RoundMachine:
             resume_point: What the rank already has.
 
         Raises:
-            RankBehind: if it needs sums that are gone, or has sums of another history.
+            RankBehind: if it needs sums that are no longer retained, or has sums of another history.
             RankReplaced: if it was a member before and another process has its rank now.
         """
         # A new process replaces the old one for good; two that alternated would let no sum complete.
@@ -349,7 +349,7 @@ class RoundMachine:
     def _stale(self) -> list[Effect]:
         """Drops unsummed payloads and asks their ranks to rejoin and resend.
 
-        The same goes for former members that wait for a sum being computed, since only members get it.
+        The same applies to former members that wait for a sum being computed, since only members receive it.
         """
         stale: list[tuple[Key, int, str]] = []
         for key, call in list(self._calls.items()):

@@ -173,7 +173,7 @@ def select(
 ) -> Taken:
     """Adds the residual and selects the largest share of elements, or all of them: see `feedback_select`.
 
-    In a round that is no flush, none below `min_threshold` are selected.
+    In a round that is not a flush, none below `min_threshold` are selected.
     """
     if round_.flush:
         return kernels.feedback_select(gradient, residual, 0.0)

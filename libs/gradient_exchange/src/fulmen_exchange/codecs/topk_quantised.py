@@ -123,7 +123,7 @@ class TopkQuantised(SegmentCodec):
         ]
 
     def _quantised(self, payload: Payload, residual: Tensor) -> Payload:
-        """Quantises the values of a sparse payload; the rounding error goes to the segment's residual."""
+        """Quantises the values of a sparse payload; the rounding error is added to the segment's residual."""
         counts, indices, values = payload.parts[0], payload.parts[1], payload.parts[2].float()
         top = 2 ** (self.bits - 1)
         blocks = blocks_of(counts)

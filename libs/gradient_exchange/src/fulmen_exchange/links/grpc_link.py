@@ -50,7 +50,7 @@ Value = TypeVar("Value")
 class _LinkLoop:
     """The event loop of all links of this process, in a thread of its own.
 
-    It is never closed: gRPC passes events between the loops of a process and fails if one is gone.
+    It is never closed: gRPC passes events between the loops of a process and fails if one is closed.
     """
 
     def __init__(self) -> None:

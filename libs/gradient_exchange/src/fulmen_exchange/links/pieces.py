@@ -13,11 +13,11 @@ SMALL = 65_536
 LEAST_BYTES = 2**16
 """Of the short pieces, as of the setting."""
 FRONT_BYTES = 256
-"""Room in the first chunk of a piece for what comes before its elements."""
+"""Space in the first chunk of a piece for the data before its elements."""
 
 
 def waves(flat: Tensor, shards: int, piece_bytes: int) -> Iterator[Sequence[Tensor]]:
-    """Splits a flat tensor into waves of one piece per shard; a small tensor goes to one shard."""
+    """Splits a flat tensor into waves of one piece per shard; a small tensor is sent to one shard."""
     size = flat.numel()
     if size <= SMALL:
         yield from ((flat,),) if size else ()

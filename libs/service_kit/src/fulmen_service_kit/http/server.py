@@ -182,7 +182,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # as asyncio's own
         """Returns True to keep the connection open, if the peer may be waiting for the response to its last request."""
-        # Within a response nothing can be asked, and a stall could last: the peer counts as gone.
+        # Within a response nothing can be requested, and a stall could last: the peer counts as disconnected.
         if not self._may_be_probed() or self.cycle.more_body or self.pipeline:
             return None
         self.cycle.keep_alive = False

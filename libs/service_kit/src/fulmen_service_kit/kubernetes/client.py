@@ -133,7 +133,7 @@ class KubernetesCluster:
 
         Args:
             name: Its name.
-            propagation: Whether the Job goes before its pods, or is seen until they have gone.
+            propagation: Whether the Job is deleted before its pods, or exists until they are deleted.
         """
         await self._unless_gone(
             lambda: self._batch.delete_namespaced_job(name, self.namespace, propagation_policy=propagation, **_RAW)

@@ -202,7 +202,7 @@ def follow_store(channel: FulmenChannel, keys: PublishedKeys, *, runs: Runs | No
 def follow_published_keys(channel: FulmenChannel, keys: PublishedKeys) -> FollowedStore:
     """Returns what follows only what the store shows everyone, for a service that has no token of its own.
 
-    It tells forged tokens from others. Revoked ones are refused by the services that it calls with them.
+    It distinguishes forged tokens from others. Revoked ones are refused by the services that it calls with them.
 
     Args:
         channel: Channel to the store, without a token.

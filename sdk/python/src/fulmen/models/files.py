@@ -164,7 +164,7 @@ def _problems_by_file(files: Sequence[ModelFile]) -> Iterator[tuple[ModelFile, s
         if problem := path_problem(file.path):
             yield file, problem
         elif first != number:
-            # Some file systems do not tell cases apart.
+            # Some file systems do not distinguish cases.
             before = files[first].path
             yield file, "occurs twice" if before == file.path else f"differs from {before} in case only"
         elif file.path in folders:

@@ -1,6 +1,6 @@
-"""Another holder of the files of a download, which is asked before the service, and not trusted.
+"""Another holder of the files of a download, which is tried before the service and is not trusted.
 
-Whatever it sends is compared with the manifest, which comes from the service.
+Everything that it sends is compared with the service's manifest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Builds the rows of a training step from finished groups, and records the outcome of each group.
 
-Groups come from the feed of the run's own rollouts, or from storage. Rules: a rollout that failed, was truncated, or
-was not captured completely is masked: left out and not scored. A group with too few rollouts left, or whose advantages
-are all 0, is dropped and counted. Rows whose policy is too old are dropped and counted.
+Groups are read from the feed of the run's own rollouts, or from storage. Rules: a rollout that failed, was truncated,
+or was not captured completely is masked: left out and not scored. A group with too few rollouts left, or whose
+advantages are all 0, is dropped and counted. Rows whose policy is too old are dropped and counted.
 """
 
 import time
@@ -114,7 +114,7 @@ class BatchBuilder:
 
         Args:
             ctx: The run.
-            source: Where groups come from.
+            source: Source of the groups.
             limits: Limits of a batch.
             scoring: How rewards become advantages.
             policy: Policy whose sequences train; empty for all policies.
@@ -172,7 +172,7 @@ class BatchBuilder:
             if not groups:
                 break
             found = await self._ctx.rollouts.trajectories(
-                # A reward model may tell apart what has equal rewards.
+                # A reward model may distinguish rollouts with equal rewards.
                 [g for g in groups if self._model_rewards is not None or self._scorer.may_train(g.rollouts)]
             )
             if self._model_rewards is not None:

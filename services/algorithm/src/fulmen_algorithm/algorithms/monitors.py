@@ -41,7 +41,7 @@ class LengthLimits:
 class LengthMonitor:
     """Counts rollouts that were cut off or are too long, and says so where they are many.
 
-    Each cause is told once, and again only when its share has doubled.
+    Each cause is reported once, and again only when its share has doubled.
     """
 
     def __init__(self, limits: LengthLimits, notify: Notify) -> None:
@@ -95,7 +95,7 @@ class LengthMonitor:
 
 
 class ConstraintMonitor:
-    """Tells once how calls are trained on whose answers were constrained, by `response_format` or `tool_choice`."""
+    """Reports once how calls with constrained answers (`response_format` or `tool_choice`) are trained on."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
@@ -176,7 +176,7 @@ class SignalMonitor:
 
 
 def tell_unchanged(progress: Progress, notify: Notify) -> None:
-    """Tells at the end of a run how many of its steps changed no weights."""
+    """Reports at the end of a run how many of its steps changed no weights."""
     if progress.step and progress.unchanged == progress.step:
         notify(
             "warning",

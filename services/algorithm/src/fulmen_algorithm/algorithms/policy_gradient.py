@@ -220,7 +220,8 @@ class PolicyGradientSettings(SamplingSettings):
         return teacher_of(ctx, self.teacher, self.step_settings)
 
     def fitted(self, ctx: RunContext, rows: Sequence[Row]) -> Self:
-        """Returns the settings of the present step: those that fit the agent, of which the first rows tell, and the bonus.
+        """Returns the settings of the current step: the settings that fit the agent, chosen by the first rows, and the
+        bonus.
 
         The run keeps to what the first rows chose.
         """

@@ -158,7 +158,7 @@ class Rejection:
             tokens = tuple(row.token_ids for row in made)
             lengths.count(truncated=trajectory.truncated, longest_row=max(map(len, tokens), default=0))
             cut = self._settings.mask_truncated and trajectory.truncated
-            # A rollout of which a part is too long is left out whole: half an answer is no example.
+            # A rollout with a part that is too long is left out completely: half an answer is not a good example.
             if cut or not made or tokens in seen or len(within(made, self._settings.token_budget)) < len(made):
                 continue
             seen.add(tokens)

@@ -360,7 +360,8 @@ def _segments(place: int, sequence: TokenSequence, earned: Sequence[float]) -> l
 
 
 def _steps(segments: Sequence[_Segment], unit_rewards: Sequence[float]) -> tuple[Step, ...]:
-    """Builds a step from each segment; the reward of a missing unit (stale, of another role) goes to the one before.
+    """Builds a step from each segment; the reward of a missing unit (stale, of another role) is added to the previous
+    one.
 
     The first remaining unit also gets the rewards of the units before it.
     """

@@ -75,7 +75,7 @@ class Validator:
                 f"{failed_one(groups)}",
             )
         parts = [{} if self._scorer is None else self._scorer.parts(g.rollouts[0]) for g in groups]
-        # A missing part of a successful rollout is no failure.
+        # A missing part of a successful rollout is not a failure.
         otherwise = [missing if score is None else 0.0 for score in scores]
         means = {
             f"validation_{name}": sum(part.get(name, none) for part, none in zip(parts, otherwise, strict=True))

@@ -72,7 +72,7 @@ def check_written(folders: Iterable[Path], limit_bytes: int) -> None:
 
 
 def _files(source: Path, limit_bytes: int) -> Iterator[_Found]:
-    """Yields all that is no folder, without hidden names, which libraries use for caches."""
+    """Yields everything except folders and hidden names, which libraries use for caches."""
     total_bytes = 0
     for count, each in enumerate(_walk(source, hidden=False), start=1):
         total_bytes += each.status.st_size
@@ -110,7 +110,7 @@ def _walk(source: Path, *, hidden: bool) -> Iterator[_Found]:
 
 def _is_data(found: _Found) -> bool:
     status = found.status
-    # A name that is no text could be shown in no message, and listed in no version.
+    # A name that is not valid text could not be shown in messages or listed in versions.
     is_plain = stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and found.name.isprintable()
     return is_plain and Path(found.name).suffix in DATA_SUFFIXES
 

@@ -46,7 +46,7 @@ class Child:
             environment: Complete environment.
             output: Standard output: a file, or `subprocess.PIPE`.
             folder: Working directory; None for that of this process.
-            inherited: Further descriptors that it inherits, by the variables that tell it of them.
+            inherited: Further descriptors that it inherits, by the variables that name them.
 
         Raises:
             OSError: if it cannot be started.

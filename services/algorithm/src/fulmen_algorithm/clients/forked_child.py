@@ -94,7 +94,7 @@ class ModuleStarter:
             environment: Complete environment.
             quiet: Whether its output is discarded, rather than read.
             folder: Working directory; None for that of this process.
-            inherited: Further descriptors that it inherits, by the variables that tell it of them.
+            inherited: Further descriptors that it inherits, by the variables that name them.
 
         Raises:
             OSError: if it cannot be started.

@@ -138,7 +138,7 @@ def _listing(name: HubName) -> _Listing:
     except RevisionNotFoundError as error:
         raise Problem(f"{name.repository} has no revision {name.revision}{_revisions(name)}") from error
     except HfHubHTTPError as error:
-        # Without a token a hub does not tell a private model from one that does not exist.
+        # Without a token a hub does not distinguish a private model from one that does not exist.
         is_hidden = error.response.status_code == HTTPStatus.UNAUTHORIZED and get_token() is None
         if not isinstance(error, RepositoryNotFoundError) and not is_hidden:
             raise

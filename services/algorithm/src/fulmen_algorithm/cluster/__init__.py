@@ -1,1 +1,1 @@
-"""Groups of processes on one machine or many: started by an existing engine, told of their deaths, stopped."""
+"""Groups of processes on one machine or many: started, watched and stopped through an existing engine."""

@@ -150,7 +150,8 @@ class JoinedMachines:
         plan: Callable[[Sequence[Node]], Plan],
         missing: Callable[[PlacementRefused], None] = lambda refused: None,
     ) -> Plan:
-        """Waits until something fits the free machines of a run; returns its plan. `missing` is told why it does not yet."""
+        """Waits until something fits the free machines of a run; returns its plan. `missing` is called with the reason while
+        nothing fits."""
         while True:
             try:
                 return plan(self.free(training_run))

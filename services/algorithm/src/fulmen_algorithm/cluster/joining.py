@@ -113,7 +113,7 @@ class RunRanks:
         return [str(shown[Path(seen)]) for seen in unseen if Path(seen) in shown]
 
     def _notify(self, entry: Entry, severity: str, text: str) -> None:
-        """Tells it once: machines leave and come, and a refused one tries again."""
+        """Reports it once: machines leave and join, and a refused one tries again."""
         noticed = self._noticed.setdefault(entry.run.name, set())
         if text not in noticed and len(noticed) < MAX_NOTICES:
             noticed.add(text)

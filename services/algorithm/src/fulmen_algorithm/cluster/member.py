@@ -35,7 +35,7 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 NOT_REACHED = 3
 """Exit status if the service cannot be reached."""
 NOT_STARTED = 127
-"""What is told as the exit status of a process that could not be started."""
+"""Exit status reported for a process that could not be started."""
 
 
 class Guardian:
@@ -108,7 +108,7 @@ class Guardian:
         self._tell(unseen=await asyncio.to_thread(unseen_folders, folders))
 
     async def _watch(self, address: str, port: int) -> None:
-        """Tells if this machine does not reach another one, which the service may reach."""
+        """Reports if this machine does not reach another one, which the service may reach."""
         await until_unreached(address, port, limit_s=LIMIT_PER_SILENCE * self._ticket.silence_s)
         self._tell(unreached=address)
 

@@ -14,8 +14,8 @@ LONGEST_S = 4800.0
 def left_out(partings: Collection[frozenset[str]], processes: Mapping[str, int]) -> list[str]:
     """Returns machines without which all others reach each other.
 
-    One that misses more others goes before one that misses fewer, one with fewer processes before one with more, and otherwise the
-    last one. So the first of two alike stays.
+    A machine that misses more others is left out before one that misses fewer, one with fewer processes before one with more, and
+    otherwise the last one. So the first of two alike stays.
 
     Args:
         partings: Pairs of machines that do not reach each other.
@@ -34,7 +34,7 @@ class LeftOut:
     """Nodes that were left out of a group. They get no processes for a while, each time for twice as long."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins with none; `clock` tells seconds and never goes back."""
+        """Begins with none; `clock` returns monotonic seconds."""
         self._clock = clock
         self._nodes: dict[str, tuple[int, float]] = {}
 

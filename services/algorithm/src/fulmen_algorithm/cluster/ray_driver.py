@@ -65,7 +65,7 @@ def _name_of(node: dict[str, Any]) -> str:
 
 
 def launch(order: dict[str, Any]) -> None:
-    """Places the group and watches its actors; tells when one has ended. The others live as long as this process does."""
+    """Places the group and watches its actors; reports when one has ended. The others live as long as this process."""
     each = {"CPU": order["cpus"], "GPU": order["gpus"], "memory": order["memory_bytes"]}
     bundle = {name: value for name, value in each.items() if value}
     avoided = [node["NodeID"] for node in ray.nodes() if _name_of(node) in order["without"]]
@@ -123,7 +123,7 @@ def main() -> None:
             say(nodes=nodes())
             return
         launch(order)
-    except Exception as error:  # noqa: BLE001  (whatever Ray raises, the service is told)
+    except Exception as error:  # noqa: BLE001  (whatever Ray raises, it is reported to the service)
         say(failed=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 

@@ -74,7 +74,7 @@ async def until_unreached(address: str, port: int, *, limit_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s) as limit:
             while True:
-                # One that has ended answers no more; the service is told of that by others.
+                # One that has ended no longer answers; others report that to the service.
                 with suppress(OSError, EOFError):
                     reader, writer = await asyncio.open_connection(address, port)
                     try:

@@ -60,7 +60,7 @@ class Launcher(Protocol):
     """An engine that starts guardians."""
 
     async def nodes(self) -> Sequence[Node]:
-        """Returns the nodes that a group may use; none if the engine does not tell.
+        """Returns the nodes that a group may use; none if the engine does not report them.
 
         Raises:
             ClusterFailed: if it does not answer.
@@ -96,7 +96,8 @@ class RemoteCluster:
             gate: The port at which guardians call.
             start_deadline_s: Timeout of a start, with the time in the engine's queue.
             left_out: Nodes that were left out of groups; by default those of this cluster.
-            shares_folders: Whether a process that does not see a folder is refused. Otherwise it is told, and asks for the files.
+            shares_folders: Whether a process that does not see a folder is refused. Otherwise it is informed, and requests the
+                files.
         """
         self._launcher = launcher
         self._gate = gate
@@ -137,7 +138,7 @@ class RemoteCluster:
         return group
 
     async def _nodes(self) -> Sequence[Node] | None:
-        """Returns the nodes whose room counts; None if the engine does not tell."""
+        """Returns the nodes whose free resources count; None if the engine does not report them."""
         return await self._launcher.nodes() or None
 
     def _as_placed(self, order: GroupOrder) -> GroupOrder:
@@ -158,7 +159,7 @@ class _Guard:
     def __init__(
         self, reader: StreamReader, writer: StreamWriter, ticket: Ticket, parted: "Callable[[_Guard, str], None]"
     ) -> None:
-        """`parted` is told the addresses of machines that this one does not reach."""
+        """`parted` is called with the addresses of machines that this one does not reach."""
         self.reader, self.writer, self._silence_s, self._parted = reader, writer, ticket.silence_s, parted
         loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = loop.create_future()
@@ -232,7 +233,7 @@ class RemoteGroup:
     """See `port.ProcessGroup`."""
 
     def __init__(self, order: GroupOrder, gate: Gate, leave_out: Callable[[str], None]) -> None:
-        """Starts nothing yet; `leave_out` is told the names of nodes that are left out of the group."""
+        """Starts nothing yet; `leave_out` is called with the names of nodes that are left out of the group."""
         self._order = order
         self._gate = gate
         self._leave_out = leave_out

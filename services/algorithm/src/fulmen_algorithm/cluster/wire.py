@@ -212,7 +212,7 @@ def unseen_folders(folders: Mapping[str, str]) -> list[str]:
 
 
 def interface_of(address: str) -> str:
-    """Returns the network interface that has an address; empty if none has, or the system does not tell."""
+    """Returns the network interface that has an address; empty if none has, or the system does not report it."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.version == 6:
         try:

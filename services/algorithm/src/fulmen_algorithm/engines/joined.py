@@ -254,7 +254,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
 
 
 def _nobody(severity: str, message: str) -> None:
-    """Receives notices before there is a run to tell."""
+    """Receives notices before there is a run to record them."""
 
 
 def _peer(parent: Parent) -> pb.Peer:

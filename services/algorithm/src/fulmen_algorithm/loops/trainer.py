@@ -257,7 +257,7 @@ class LoopTrainer:
         """Returns the process; see `_loaded`.
 
         Raises:
-            ModelNotFound: if the first weights are gone.
+            ModelNotFound: if the initial weights no longer exist.
         """
         try:
             return await self._loaded()
@@ -285,7 +285,7 @@ class LoopTrainer:
             await self._places.leave(process, self.name)
 
     async def _forget(self) -> None:
-        """Goes back to what was saved last, after the process has ended."""
+        """Returns to the last saved state, after the process has ended."""
         await self._unload()
         self.progress = self.saved
 

@@ -135,7 +135,7 @@ class LoopWorker:
         call = msgspec.msgpack.decode(message, type=AnyCall)
         try:
             return Answer(result=msgspec.msgpack.encode(self._result(call)))
-        except Exception as error:  # noqa: BLE001  (whatever it is, the service is told, and the process ends over it)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is reported to the service, and the process exits)
             if isinstance(call, Pass | Draw) and _is_memory(error):
                 error = RunFailed("The call needs more memory than is available.")
             if not isinstance(error, RunFailed):

@@ -64,8 +64,8 @@ class Sample:
         group: Key of the group of samples that are compared.
         rewards: Final rewards by dimension.
         tokens: N, number of tokens sampled by the policy.
-        overlong: Penalty for length, 0 or less, in the unit of the weighted reward. It is no dimension of the reward:
-            estimators that scale rewards add it to what they have scaled.
+        overlong: Penalty for length, 0 or less, in the unit of the weighted reward. It is not a dimension of the
+            reward: estimators that scale rewards add it to what they have scaled.
         steps: Steps in order, N tokens together; empty for credit by rollout.
         penalties: N numbers subtracted from the reward of each token, such as a KL penalty; empty for none.
     """

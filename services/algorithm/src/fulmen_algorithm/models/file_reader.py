@@ -9,7 +9,7 @@ class FileReader:
     """A range of a file. Blocks. Thread-safe, as `FileWriter`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, which is no link.
+        """Opens a file, which must not be a link.
 
         Raises:
             OSError: if there is none.

@@ -36,7 +36,7 @@ class FileWriter:
             touch: Notes that the upload is not idle; called now and then.
 
         Raises:
-            FileNotFoundError: if the upload is gone.
+            FileNotFoundError: if the upload no longer exists.
         """
         self._place, self._file, self._touch = place, file, touch
         self._touched_s = time.monotonic()
@@ -60,7 +60,7 @@ class FileWriter:
 
         Raises:
             UploadOffsetInvalid: if it does not begin where the file ends.
-            ArgumentInvalid: if it goes beyond the size in the manifest.
+            ArgumentInvalid: if it exceeds the size in the manifest.
         """
         with self._working:
             self._append(offset, data)

@@ -150,7 +150,7 @@ class ModelStore:
         try:
             os.link(aside, folder / alias)
         except FileExistsError:
-            # It is this model's, that of one which is gone, or was taken a moment ago.
+            # It belongs to this model or to a deleted one, or was taken a moment ago.
             self.check_alias(name, alias)
             aside.rename(folder / alias)
         finally:
@@ -177,7 +177,7 @@ class ModelStore:
             )
 
     def delete(self, model: StoredModel) -> None:
-        """Deletes a model and its aliases; returns once it has no name, before its files are gone."""
+        """Deletes a model and its aliases; returns once it has no name, before its files are deleted."""
         place = self.place(model.name.project)
         self._records.pop(place / model.name.id, None)
         with contextlib.suppress(FileNotFoundError):
@@ -194,7 +194,7 @@ class ModelStore:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _aliases(self, project: str) -> dict[str, str]:
-        """Returns the digests that aliases mean, without those of models that are gone."""
+        """Returns the digests of aliases, without those of deleted models."""
         found, place = dict[str, str](), self.place(project)
         for path in _entries(place / ALIASES):
             with contextlib.suppress(FileNotFoundError):

@@ -77,7 +77,7 @@ class VersionWeights:
 
         Raises:
             ResourceNotFound: if there is no such version.
-            ModelNotFound: if its weights are gone or cannot be read.
+            ModelNotFound: if its weights no longer exist or cannot be read.
             WeightsUnavailable: if it does not have weights of this form.
         """
         resources = self._resources(project)

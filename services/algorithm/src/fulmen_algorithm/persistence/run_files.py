@@ -2,7 +2,7 @@
 
 A run has a folder with checkpoints, models and journals. The journal of an epoch is what the owner of that epoch of the
 run's lease writes: `run.json`, `events.jsonl`, `consumed.jsonl`, `versions.jsonl`, `notes.json`. A new owner copies the
-newest journal to one of its own, so an earlier owner that comes back writes where nothing is read any more.
+newest journal to one of its own, so an earlier owner that returns writes to a place that is no longer read.
 
 Invariant: `run.json` is always complete, and `consumed.jsonl` holds at least the newest checkpoint's records.
 """
@@ -222,7 +222,8 @@ class RunFiles:
             (self.journal / "..probe.new").unlink(missing_ok=True)
 
     def keep_reference(self, first_weights: Path) -> Path:
-        """Copies the first weights to `reference`, once, because their source may be gone when the run resumes.
+        """Copies the first weights to `reference`, once, because their source may no longer exist when the run
+        resumes.
 
         Raises:
             RunFailed: if the run has trained beyond its first weights and the copy is lost.

@@ -225,7 +225,7 @@ class Policy:
     async def _publish_saved(self, save: Callable[[], Awaitable[SavedModel]], step: int, started: float) -> None:
         saved = await save()
         if not await self._is_present(saved, step):
-            # If its chain is gone the trainer cannot write this version again: it has other weights by now.
+            # If its chain no longer exists, the trainer cannot write this version again: its weights have changed.
             await self._put_in(await self._announced(saved, step), started)
 
     async def _is_present(self, saved: SavedModel, step: int) -> bool:

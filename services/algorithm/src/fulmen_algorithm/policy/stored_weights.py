@@ -62,7 +62,7 @@ async def reward_model_folder(name: str, *, resources: ResourceStore, files: Wei
     """Returns the complete folder of a reward model, rebuilt if need be.
 
     Raises:
-        RunFailed: if there is none of this name, it is no reward model, or its weights are gone.
+        RunFailed: if it does not exist, is not a reward model, or its weights no longer exist.
     """
     try:
         content = await resources.get(name)
@@ -134,7 +134,7 @@ def read_description(content: Content) -> Mapping[str, Any]:
     """Reads what a version says of its weights.
 
     Raises:
-        RunFailed: if it is no version of a policy.
+        RunFailed: if it is not a version of a policy.
         ValueError: if it is not JSON.
     """
     if content.kind != POLICY_KIND:

@@ -37,7 +37,7 @@ class GroupSpec:
         task: The agent's input, JSON, UTF-8.
         size: Number of rollouts.
         mode: Train, validation or test.
-        priority: Higher goes first; -100 to 100.
+        priority: Higher values are first; -100 to 100.
         resource_versions: Pinned versions for these rollouts, by the agent's name for them; they
             add to the run's and override them.
     """

@@ -57,7 +57,7 @@ class RunContext:
         chat: Asks models for the algorithm itself: critics, editors, judges.
         resources: Versioned resources of the run's project: prompts, data sets, policies.
         recorder: Progress, checkpoints, metrics, time.
-        control: Stop requests; every wait for something else goes through `control.unless_stopped`.
+        control: Stop requests; every wait for something else uses `control.unless_stopped`.
         notify: Appends a notice to the run's events.
         on_no_signal: The operator's default of the setting `on_no_signal`: `stop` or `notice`.
     """

@@ -73,7 +73,7 @@ class Connections(Protocol):
         """Returns the models that algorithms call for a project."""
 
     async def open_trainer(self, setup: TrainerSetup, notify: Notify) -> Trainer:
-        """Opens a trainer; `notify` reports ranks that are lost or come back.
+        """Opens a trainer; `notify` reports ranks that are lost or return.
 
         Raises:
             RunFailed: if the folder holds no model with tokenizer.
@@ -349,7 +349,7 @@ class RunExecutor:
         """Returns the folder of the reward model that scores the run's rollouts.
 
         Raises:
-            RunFailed: if it is gone or is no reward model.
+            RunFailed: if it was deleted or is not a reward model.
         """
         return await execution.control.unless_stopped(
             reward_model_folder(

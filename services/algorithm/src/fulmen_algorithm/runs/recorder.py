@@ -339,7 +339,7 @@ class Recorder:
         """Writes a checkpoint, unless only the time has changed since the last one.
 
         With `behind`, and a trainer that can, it returns once the state is copied. The copy is written while the caller
-        goes on; an error is raised by the next call.
+        continues; an error is raised by the next call.
         """
         await self.behind.done()
         if self._saved is not None and replace(self.progress, spent_s=self._saved.spent_s) == self._saved:

@@ -217,7 +217,7 @@ class RunRegistry:
         return entry.run
 
     async def next_runnable(self) -> TrainingRun:
-        """Waits for a run that can start, or a stage that is to wait again; runs interrupted by a restart come first."""
+        """Waits for a run that can start, or a stage that is to wait again; runs interrupted by a restart are first."""
         while True:
             changed = self._changed
             unowned = [e for e in self._entries.values() if e.run.name not in self.active]

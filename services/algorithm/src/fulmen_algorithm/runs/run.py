@@ -1,7 +1,7 @@
 """A training run as a value, and the only table of its state changes.
 
-Invariant: every change goes through `moved`, `rolled_back` or `waiting_again`, and only the latter two leave a final state.
-A rollback begins a new branch of the run; nothing of the run's past is lost by it. Only a stage that failed without having
+Invariant: every change uses `moved`, `rolled_back` or `waiting_again`, and only the latter two leave a final state. A
+rollback begins a new branch of the run; nothing of the run's past is lost by it. Only a stage that failed without having
 begun waits again.
 """
 
@@ -41,7 +41,7 @@ _MAY_ROLL_BACK = frozenset({RunState.PAUSED, RunState.SUCCEEDED, RunState.FAILED
 
 
 class PolicyOrigin(StrEnum):
-    """Where a run's first weights come from."""
+    """Source of a run's initial weights."""
 
     NEWEST = "newest"
     VERSION = "version"
@@ -56,7 +56,7 @@ class PolicySpec:
 
     Attributes:
         name: Name of the policy and of its public model; empty for a run without a policy.
-        origin: Where the first weights come from.
+        origin: Source of the initial weights.
         source: Version name, folder, `hf:` or `model:` name or `file.py:function`; empty for the newest version.
     """
 

@@ -29,7 +29,7 @@ OPEN = "open"
 LEAVE = "leave"
 HAND_OVER = "hand_over"
 RANKS_LOST = "RanksLost"
-"""Error of a call that a rank has left, because others are lost: it then waits to be told what to do."""
+"""Error of a call that a rank has left, because others are lost: it then waits for an order."""
 ERRORS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RunFailed, OtherArchitecture, ValueError, StorageFailed, OSError)
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GROW_EVERY_S = 300.0
-"""Time between two looks for room for more ranks; engines take minutes to notice that a machine is gone."""
+"""Time between two checks for resources for more ranks; engines take minutes to notice that a machine is lost."""
 MAX_LOST = 3
 """Groups that are lost in one call, or do not start for it, before the run resumes from its newest checkpoint."""
 FOLDER = "hand-over-"

@@ -42,7 +42,7 @@ from fulmen_exchange.way_out import WayOut
 _log = structlog.get_logger()
 
 Meet = Callable[[], tuple[str, socket.socket | None]]
-"""Tells where ranks meet, and the socket at which this one waits for them, if it is the first."""
+"""Returns the address where ranks meet, and the socket at which this one waits for them, if it is the first."""
 
 
 class LocalTrainer:
@@ -196,7 +196,7 @@ class LocalTrainer:
         self._is_whole = True
 
     def leave(self) -> Standing:
-        """Tells where this rank stands, which has left the collectives with ranks that are lost."""
+        """Reports the progress of this rank, which has left the collectives with lost ranks."""
         found = hand_over.standing_of(self._state)
         return found.model_copy(update={"complete": found.complete and self._is_whole})
 

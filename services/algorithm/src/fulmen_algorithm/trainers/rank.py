@@ -86,7 +86,8 @@ class Worker:
         Args:
             options: The command line.
             rank: This rank.
-            meet: Tells where the ranks meet, and the socket at which this one waits for them, if it is the first.
+            meet: Returns the address where the ranks meet, and the socket at which this one waits for them, if it is
+                the first.
             left: Set when other ranks are lost.
             folders: Folders of calls that this machine does not see.
         """

@@ -75,7 +75,7 @@ class ServiceLink:
         except BaseException:  # noqa: BLE001  (whatever it is, no one can reach this process any more)
             traceback.print_exc()
             os._exit(1)
-        # Not `sys.exit`: the main thread may be blocked in an exchange with ranks that are gone.
+        # Not `sys.exit`: the main thread may be blocked in an exchange with lost ranks.
         os._exit(0)
 
     async def _listen(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks that are left of a group tell, and are told. Importable without torch."""
+"""Reports of the remaining ranks of a group, and the orders to them. Importable without torch."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class HandOver(BaseModel):
         steps: Optimiser steps of the state.
         ranks: Ranks of the copies that are whole, which write.
         leaders: Ranks of the copy that writes weights and moments.
-        with_batch: Whether the progress of the newest batch is written, which is then gone on with.
+        with_batch: Whether the progress of the newest batch is written, so that the batch is continued.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -73,6 +73,6 @@ def groups_alike(parameters: Sequence[nn.Parameter], **options: float) -> list[d
 
 
 def _tables(model: PreTrainedModel) -> set[int]:
-    """Returns the ids of the matrices that are tables of tokens: what goes in and what comes out."""
+    """Returns the ids of the matrices that are tables of tokens: input and output embeddings."""
     modules = (model.get_input_embeddings(), model.get_output_embeddings())
     return {id(module.weight) for module in modules if isinstance(getattr(module, "weight", None), Tensor)}

@@ -243,7 +243,7 @@ def last_end_s(shares: Sequence[Sequence[Layout]], speeds: Sequence[float]) -> f
 
 
 def wait_for(device: torch.device) -> None:
-    """Waits for what a GPU was told to compute, so that its seconds count where they are spent."""
+    """Waits for a GPU's queued work, so that its seconds count where they are spent."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -121,7 +121,8 @@ class PolicyModel:
 
         Raises:
             OSError: if the directory holds no model or no tokenizer.
-            TargetsUnknown: if the model has none of the modules that are to get adapters, or one is no linear layer.
+            TargetsUnknown: if the model has none of the modules that are to get adapters, or one is not a linear
+                layer.
         """
         model = load_split(model_dir, tensor_mesh) if tensor_mesh is not None else _load(model_dir, mesh)
         if mesh is None or tensor_mesh is not None:

@@ -59,7 +59,7 @@ class ExpertBlock:
 
 
 def expert_blocks(model: nn.Module) -> list[ExpertBlock]:
-    """Returns the blocks of experts of a model, in order; none if it is no mixture of experts."""
+    """Returns the blocks of experts of a model, in order; none if it is not a mixture of experts."""
     found = []
     for name, block in model.named_modules():
         experts = getattr(block, "experts", None)

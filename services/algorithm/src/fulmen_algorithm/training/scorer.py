@@ -97,7 +97,7 @@ class TokenScorer(nn.Module):
 
 
 def _spread(values_N: Tensor, asked: Tensor) -> Tensor:
-    """Puts values where they were requested, one position later than the states that they come from."""
+    """Puts values where they were requested, one position after the states from which they are computed."""
     values_BT = torch.zeros(asked.shape, dtype=torch.float32, device=asked.device).masked_scatter(asked, values_N)
     return nn.functional.pad(values_BT, (1, 0))
 

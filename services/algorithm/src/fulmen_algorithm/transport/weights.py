@@ -292,7 +292,7 @@ class _Manifests:
         """Reads the files of a folder, which takes about a second per gigabyte the first time.
 
         Raises:
-            ModelNotFound: if it is gone.
+            ModelNotFound: if it no longer exists.
         """
         key = None
         try:

@@ -47,7 +47,7 @@ async def build(settings: ServiceSettings, stack: AsyncExitStack) -> ServicePart
     stack.callback(modules.close)
     membership = Membership(outage_limit_s=settings.outage_limit_s)
     held, key = HeldVersions(), PeerKey(run)
-    # One for the life of the agent: the service is told once.
+    # One for the life of the agent: it is reported to the service once.
     settings = settings.model_copy(update={"engine_port": settings.engine_port or free_port(settings.engine_host)})
     server = build_server(
         settings,

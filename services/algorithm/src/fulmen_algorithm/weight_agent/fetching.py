@@ -67,7 +67,7 @@ class VersionFetcher:
             weights: The algorithm service.
             folder: For the versions.
             project: Project of the policy.
-            held: Is told what is there and arrives, for other agents.
+            held: Is informed of present and arriving files, for other agents.
             peer_tls: The TLS files for calls to these; None for no TLS.
         """
         self._weights = weights

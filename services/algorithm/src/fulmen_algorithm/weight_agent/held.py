@@ -22,7 +22,7 @@ class HeldVersions:
         self._changed = asyncio.Event()
 
     def begin(self, version: int, *, keep: list[Path]) -> None:
-        """Notes that a version was ordered; folders of earlier ones are gone, but those to keep."""
+        """Records that a version was ordered; folders of earlier ones are deleted, except those to keep."""
         self._folders = {key: folder for key, folder in self._folders.items() if folder in keep}
         self._newest = max(self._newest, version)
         self.moved()

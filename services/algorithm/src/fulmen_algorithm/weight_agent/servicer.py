@@ -26,7 +26,7 @@ from fulmen_service_kit.security.tokens import FORGED, Caller, Role
 CHUNK_BYTES: Final = 256 * 2**10
 MAX_STREAMS: Final = 32
 ORDER_WAIT_S: Final = 3.0
-"""How long a version may be requested before this agent is told of it, in seconds: less than the requester's patience."""
+"""How long a version may be requested before this agent learns of it, in seconds: less than the requester's patience."""
 STALL_S: Final = 60.0
 """How long the next byte of a file may be missing here, in seconds. Who asks has less patience."""
 

@@ -43,7 +43,8 @@ class Adapters:
         """Adds fresh adapters to a model, whose own weights are frozen.
 
         Raises:
-            TargetsUnknown: if the model has no module of those that are to get an adapter, or one is no linear layer.
+            TargetsUnknown: if the model has no module of those that are to get an adapter, or one is not a linear
+                layer.
         """
         self._model = model
         self._settings = settings

@@ -44,7 +44,7 @@ class WeightWriter:
     """Keeps the last written weights in memory, each rank its share, so that a delta needs no file of them."""
 
     def __init__(self, *, by_name: bool = False) -> None:
-        """`by_name` tells whether files are known to name tensors as the model in memory does."""
+        """`by_name` is whether files are known to name tensors as the model in memory does."""
         self._kept: dict[str, _Kept] = {}
         self._by_name = by_name
 
@@ -86,7 +86,7 @@ class WeightWriter:
     def _complete(
         self, tensors: ToWrite, new: _Kept, model: ModelFolder, folder: Path, order: WeightsOrder
     ) -> tuple[WrittenWeights, bool]:
-        """Writes a complete folder; also tells whether its files name tensors as the model does."""
+        """Writes a complete folder; also returns whether its files name tensors as the model does."""
         writer = folder_writer(tensors, model, folder, by_name=self._by_name)
 
         def take(name: str, tensor: Tensor) -> None:

@@ -33,7 +33,7 @@ SILENCE_S: Final = 900.0
 """Time without a request after which a session ends; the package sends a heartbeat every 10 s."""
 SWEEP_S: Final = 15.0
 STRAY_S: Final = 3600.0
-"""Time without a call after which a trainer that only samples is taken for one of a console that is gone."""
+"""Time without a call after which a trainer that only samples is treated as left behind by a lost console."""
 _log = structlog.get_logger()
 Owned = TypeVar("Owned", Model, Sampler)
 
@@ -51,7 +51,8 @@ class Session:
 
 
 class Sessions:
-    """All sessions, and the background role that ends those of programs that are gone. Thread: the event loop."""
+    """All sessions, and the background role that ends sessions of programs that have ended. Thread: the event
+    loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -127,7 +128,7 @@ class Sessions:
 
 
 async def remove_strays(calls: TrainerCalls) -> None:
-    """Removes trainers of a project that only sampled and were not used for long: their console is gone."""
+    """Removes trainers of a project that only sampled and were not used for a long time: their console is lost."""
     now = time.time()
     for trainer in await calls.list():
         if trainer.policy.name == SAMPLER_POLICY and now - trainer.use_time.seconds > STRAY_S:

@@ -22,7 +22,7 @@ _ASSETS: Final = "assets/"
 _HTML: Final = "index.html"
 _BASE: Final = b'<base href="/" />'
 
-# Scripts and styles come from here alone; no page of another site may show this one; text never becomes HTML but
+# Scripts and styles are loaded only from here; no page of another site may show this one; text never becomes HTML but
 # where Svelte's own templates do (Trusted Types).
 _POLICY: Final = b"; ".join(
     (

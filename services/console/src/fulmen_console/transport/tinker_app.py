@@ -147,7 +147,7 @@ class TinkerApp:
         """Identifies who calls by the header `X-API-Key`, which has a token of Fulmen, or `tml-` and one."""
         name = b"x-api-key" if header_count(scope, b"x-api-key") else b"authorization"
         key = header(scope, name).decode("latin-1").strip().removeprefix("Bearer ").removeprefix("tml-")
-        # A key that is no token is one of dev mode, where calls without a token are allowed.
+        # A key that is not a token belongs to dev mode, where calls without a token are allowed.
         authorization = f"Bearer {key}" if key.startswith("eyJ") else ""
         only = authorization if header_count(scope, name) <= 1 else SEVERAL
         identified = await self._credentials.identify(only, client_address(scope))

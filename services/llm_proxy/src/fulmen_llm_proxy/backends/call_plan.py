@@ -234,7 +234,7 @@ class TranslatedReader:
 def _translation_path(caller: ApiName, served: Collection[ApiName]) -> tuple[ApiName, ...] | None:
     """Returns the APIs from the caller's to a served one, both included; None if there is no path.
 
-    The shortest path wins, of at most two steps; chat completions come first, since their tokens can be captured.
+    The shortest path wins, of at most two steps; chat completions are first, since their tokens can be captured.
     """
     if caller in served:
         return (caller,)

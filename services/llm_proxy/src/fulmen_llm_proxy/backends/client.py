@@ -267,7 +267,7 @@ class PatientHandler(ResponseHandler):
     _timed_s: float | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, silence_limit_s: int = SILENCE_LIMIT_S) -> None:
-        """Notes after how long a silent machine counts as gone, seconds."""
+        """Sets the time after which a silent machine counts as lost, seconds."""
         super().__init__(loop=loop)
         self._silence_limit_s = silence_limit_s
 
@@ -357,7 +357,7 @@ def _failed(
         reason = unavailable(backend_id, "cannot be reached", error)
         return TryFailed(kind="connect", error=reason, dispatch=dispatch, at_once=True)
     if isinstance(error, TimeoutError):
-        # A slow complete answer is no failure of the backend; a stream that does not start is.
+        # A slow complete answer is not a failure of the backend; a stream that does not start is one.
         if dispatch.plan.stream:
             state.failed(period, "timeout")
         else:

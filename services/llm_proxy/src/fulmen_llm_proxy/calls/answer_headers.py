@@ -1,4 +1,4 @@
-"""The headers that tell a caller who answered: backend, policy version, tries, attempt and cost."""
+"""The headers about an answer: backend, policy version, tries, attempt and cost."""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ class _GuardedWriter:
 
 
 def _document(body: bytes) -> msgspec.Raw | None:
-    """Returns an answer to be put into a document as it is; None if it is no JSON, which could change the rest of it."""
+    """Returns an answer to be put into a document as it is; None if it is not JSON, which could change the rest of
+    it."""
     try:
         return msgspec.json.decode(body, type=msgspec.Raw)
     except UNREADABLE:

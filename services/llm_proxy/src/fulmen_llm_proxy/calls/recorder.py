@@ -74,7 +74,7 @@ class CallRecorder:
         """Records on an attempt that a request was refused for a reason that is not the agent's fault.
 
         Args:
-            attempt: its name; empty for a caller that is no attempt.
+            attempt: its name; empty for a caller without an attempt.
             error: the refusal; one that is the agent's fault is not recorded.
         """
         status = status_of(error)

@@ -28,7 +28,7 @@ class CallHead(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a request.
 
     Attributes:
-        request_id: id of the request, which its caller is told: that of the call's span.
+        request_id: id of the request, which its caller receives: the id of the call's span.
         trace_parent: the W3C `traceparent` header as received; may be empty.
         agent_name: name or role of the calling agent, as the caller states it; may be empty.
         resend_count: how many times the caller's client has sent this request before, as the client states it.

@@ -177,7 +177,7 @@ class CallSender:
         )
 
     async def _within_budget(self, failed: Failed, recovery: Recovery, started: float) -> bool:
-        """Waits until the retry budget of the failing backend allows another try; False if the deadline comes first."""
+        """Waits until the retry budget of the failing backend allows another try; False if the deadline is earlier."""
         if not failed.backend_id:
             return True
         state = self._states.of(failed.backend_id)

@@ -168,7 +168,7 @@ class SharedAnswers:
         return time.monotonic() < self._asked_again
 
     def _failed(self, what: str, reason: str, *, count: bool = True) -> None:
-        """Notes a failure. The reason is no text of the library, which might quote an address or a password."""
+        """Records a failure. The reason is not a text of the library, which might quote an address or a password."""
         if not self._is_paused():
             _log.warning("shared_cache_failed", what=what, reason=reason)
         self._asked_again = time.monotonic() + _PAUSE_S

@@ -34,7 +34,7 @@ class Summary:
 
 
 class Follower(Protocol):
-    """Is told of attempts."""
+    """Receives events of attempts."""
 
     def began(self, attempt: str) -> None:
         """A call of an attempt begins, or a recorded one has yet to be delivered."""
@@ -78,7 +78,7 @@ class AttemptLedger:
         self._follower: Follower | None = None
 
     def follow(self, follower: Follower) -> None:
-        """Sets who is told of attempts."""
+        """Sets the receiver of events of attempts."""
         self._follower = follower
 
     def running(self, attempt: str) -> int:

@@ -113,7 +113,7 @@ async def open_spool(
 ) -> DiskSpool | None:
     """Opens this process's spool with the files of ended processes, and adds their calls to the ledger.
 
-    Returns None if the disk is full or fails: serving calls comes first.
+    Returns None if the disk is full or fails: serving calls has priority.
 
     Args:
         max_bytes: maximum size of the spool, bytes.

@@ -20,7 +20,7 @@ def open_guards(
     """Returns the guards, in order.
 
     Raises:
-        StartupError: if entry points are missing or are no guards; names all of them.
+        StartupError: if entry points are missing or are not guards; names all of them.
     """
     guards, problems = [], []
     for each in settings:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fulmen_llm_proxy.native.library import LibraryUnavailable, cache_folder, open_library
 
 _MAX_JSON_BYTES = 2 * 1024 * 1024
-"""Largest JSON list that is handled; a longer one is no usual answer."""
+"""Largest JSON list that is handled; a longer one is not a usual answer."""
 _VALUE_BYTES = 4
 _INT, _AT = ctypes.c_int64, ctypes.c_void_p
 

@@ -94,7 +94,8 @@ def _joined(message: Message) -> Message:
 
 
 def _answer(call: AppCall) -> Mapping[str, Any]:
-    """Returns the answer in the backend's API, as far as it arrived; empty without one, or if it is no JSON object."""
+    """Returns the answer in the backend's API, as far as it arrived; empty without one, or if it is not a JSON
+    object."""
     collected = call.collected
     if collected is None or not collected.payloads:
         return {}

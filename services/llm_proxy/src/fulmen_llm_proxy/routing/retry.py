@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 MAX_RETRY_AFTER_S = 30.0
 PATIENCE_S = 10.0
 """How long a caller is kept waiting by retries that does not say how long it waits: less than clients' usual 30 s."""
-_SHARE_OF_PATIENCE = 0.9  # the rest is for the last try's failure to be told
+_SHARE_OF_PATIENCE = 0.9  # the rest is for reporting the last try's failure
 _MAX_DIGITS = 9
 _NOT_IMPLEMENTED = 501
 

@@ -243,7 +243,8 @@ class RoutingTable:
         return route
 
     def _present(self, model: str) -> Route:
-        """Returns the route of a model, which may be gone; whose models there are is not told, since the caller is unknown."""
+        """Returns the route of a model, which may have been deleted; the error does not list models, since the caller is
+        unknown."""
         route = self.routes.get(model)
         if route is None:
             raise RouteNotFound(f"Model '{model[:100]}' is not served.", model=model[:100])

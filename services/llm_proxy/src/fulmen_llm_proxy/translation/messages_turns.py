@@ -1,7 +1,7 @@
 """Translates a Messages conversation to chat messages.
 
-Intended changes: tool results come first in their turn, and their images after them, in the user's message; the texts
-of an assistant's turn become one text before its tool calls; thinking is returned only to the backend that produced it;
+Intended changes: tool results are first in their turn, and their images after them, in the user's message; the texts of
+an assistant's turn become one text before its tool calls; thinking is returned only to the backend that produced it;
 cache marks are dropped.
 """
 

@@ -1,1 +1,1 @@
-"""Creates the parts of the proxy: what all of it shares, and what a call goes through."""
+"""Creates the parts of the proxy: shared parts, and the stages of a call."""

@@ -1,4 +1,4 @@
-"""What a call goes through, from the HTTP port to a backend."""
+"""The stages of a call, from the HTTP port to a backend."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def network_environment(endpoints: Endpoints, environ: Mapping[str, str] = os.en
 def inherited_environment(extra: Sequence[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the runner's variables that commands inherit, and those that disable frameworks' telemetry.
 
-    The directory of the runner's Python comes first on PATH, so that `python` has the packages installed here.
+    The directory of the runner's Python is first on PATH, so that `python` has the packages installed here.
 
     Args:
         extra: Names of further variables to inherit.

@@ -20,7 +20,7 @@ from fulmen_service_kit.security.revocation import FollowedClock
 __all__ = ["LATE_S", "STEP_S", "ServerClock"]
 
 STEP_S: Final = 5.0
-"""Differences up to this are no step: every wait that this clock decides may be as much longer."""
+"""Differences up to this are not a step: every wait that this clock decides may be longer by as much."""
 
 LATE_S: Final = 30.0
 """Differences up to this between the clock and what a statement expects of it may be its wait for a connection."""

@@ -90,7 +90,7 @@ class Standby:
 
     async def _has_replayed(self, connection: asyncpg.Connection, position: str) -> bool:
         until = time.monotonic() + CATCH_UP_LIMIT_S
-        # Null, and so not replayed, if it is no standby any more.
+        # Null, and so not replayed, if it is no longer a standby.
         while not await connection.fetchval(SQL["has_replayed"], position, timeout=CATCH_UP_LIMIT_S):
             if time.monotonic() > until:
                 return False

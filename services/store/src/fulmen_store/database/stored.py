@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 __all__ = ["UNREADABLE", "read_column", "unreadable_columns"]
 
 UNREADABLE = "The stored data cannot be read."
-"""Tells people of a failure to read a message."""
+"""Reports a failure to read a message."""
 
 _log = structlog.get_logger()
 
@@ -43,6 +43,6 @@ def unreadable_columns() -> int:
 
 @lru_cache(maxsize=256)
 def _report(name: str, size_bytes: int, digest: bytes) -> None:
-    # The digest tells values apart; the values themselves would fill the memory.
+    # The digest distinguishes values; the values themselves would fill the memory.
     del digest
     _log.error("column_unreadable", message=name, size_bytes=size_bytes)

@@ -115,7 +115,8 @@ class DatabaseWatch:
             try:
                 await self._ask()
             except DatabaseUnavailable as error:
-                # Perhaps only this connection was ended, as an administrator does; a server that is gone accepts no new one.
+                # Perhaps only this connection was closed, for example by an administrator; a stopped server accepts no new
+                # one.
                 if left and (not is_new or isinstance(error.__cause__, asyncpg.ConnectionDoesNotExistError)):
                     continue
                 if not isinstance(error.__cause__, asyncpg.TooManyConnectionsError):

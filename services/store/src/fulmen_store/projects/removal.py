@@ -97,7 +97,8 @@ class ProjectRemover:
             await asyncio.sleep(INTERVAL_S)
 
     async def run_once(self) -> None:
-        """Removes what can be removed now: a project whose attempts still end, or that was just deleted, goes later.
+        """Removes what can be removed now: a project whose attempts are still ending, or that was just deleted, is
+        removed later.
 
         Raises:
             DatabaseUnavailable: If the database is unavailable.

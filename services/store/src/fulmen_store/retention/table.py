@@ -78,7 +78,7 @@ class RetentionTable:
         return len(runs) + len(await self._database.fetch("remove_names", project_id, limit))
 
     async def remove_retries(self, *, after: UUID, limit: int) -> tuple[UUID, int] | None:
-        """Removes what is known of the retries of rollouts that are gone, of at most `limit` retries with ids above `after`.
+        """Removes records of retries of deleted rollouts, of at most `limit` retries with ids above `after`.
 
         Returns the last id that was read and their number; None if there are none.
         """

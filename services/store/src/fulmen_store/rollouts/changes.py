@@ -62,7 +62,7 @@ class QueueChanges:
     """Changes what waits in a queue, and whether it is served."""
 
     def __init__(self, *, table: ChangeTable, wakeups: Wakeups, clock: Clock | None = None) -> None:
-        """Creates the use cases; `wakeups` tells all replicas that a project has changed."""
+        """Creates the use cases; `wakeups` notifies all replicas that a project has changed."""
         self._table = table
         self._wakeups = wakeups
         self._clock = clock or Clock()

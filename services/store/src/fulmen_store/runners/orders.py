@@ -1,8 +1,8 @@
 """Orders of people to runners: slots to set, and to drain.
 
-An order is a row before it is acknowledged. It goes to its runner over the stream that the runner holds open, to whichever
-replica: a hint makes that replica poll immediately; a regular poll finds what no hint reported. Each stream gets it once,
-until the runner has confirmed it; so a runner that was away gets it when it is back.
+An order is a row before it is acknowledged. It is sent to its runner over the stream that the runner holds open, to
+whichever replica: a hint makes that replica poll immediately; a regular poll finds what no hint reported. Each stream gets
+it once, until the runner has confirmed it; so a runner that was away gets it when it is back.
 """
 
 from __future__ import annotations

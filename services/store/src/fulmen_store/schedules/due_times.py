@@ -31,11 +31,11 @@ def cron_problem(cron: str) -> str:
     try:
         next(CronSim(cron, datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)))
     except CronSimError as error:
-        return f"is no cron expression: {str(error)[0].lower()}{str(error)[1:]}"
+        return f"is not a cron expression: {str(error)[0].lower()}{str(error)[1:]}"
     except (StopIteration, OverflowError):
         return "is never due"
     except (ValueError, AssertionError):
-        return "is no cron expression"
+        return "is not a cron expression"
     return ""
 
 

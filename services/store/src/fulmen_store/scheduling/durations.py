@@ -67,7 +67,7 @@ class DurationTracker:
 
         Args:
             task_type: Number of the task type.
-            quantile: Share of the attempts that are no longer, between 0 and 1.
+            quantile: Share of the attempts that took at most this long, between 0 and 1.
             factor: At least 1; 0 for `DEFAULT_FACTOR`.
         """
         sketch = self.sketch(task_type)

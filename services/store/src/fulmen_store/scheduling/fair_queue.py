@@ -4,10 +4,10 @@ Within a project, items are ordered by sort_priority (the negated priority), whi
 waited, then by age. Both combine into one constant, `since + sort_priority * interval`, so ageing never reorders the
 heap.
 
-Between projects, the best level goes first. Within a level, stride scheduling (Waldspurger and Weihl, 1995) serves two
-backlogged projects in the ratio of their weights over any window. A project's level is the aged sort_priority of its
-next item, but ageing never raises it above the best sort_priority that waits in any project: otherwise the project with
-the older backlog would be served alone until it had caught up, whatever the weights. With ageing, every project
+Between projects, the best level is served first. Within a level, stride scheduling (Waldspurger and Weihl, 1995) serves
+two backlogged projects in the ratio of their weights over any window. A project's level is the aged sort_priority of
+its next item, but ageing never raises it above the best sort_priority that waits in any project: otherwise the project
+with the older backlog would be served alone until it had caught up, whatever the weights. With ageing, every project
 eventually reaches that level, so none starves.
 
 The queue is a hint: the row in the database decides who gets an item.
@@ -43,7 +43,7 @@ class ReadyItem:
     Attributes:
         rollout_id: Its id, a UUIDv7.
         project_id: Database number of its project.
-        sort_priority: Negated priority; lower goes first.
+        sort_priority: Negated priority; lower is first.
         labels: `key=value` strings that the runner must have.
         group_key: Key of its group; None if it has none.
         task_type: Number of its task type; None if it has none.

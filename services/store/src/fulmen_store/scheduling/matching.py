@@ -1,9 +1,9 @@
 """Assigns waiting items to runner streams: items in queue order, streams in turn, affinity as the tie-breaker.
 
-A round gives each stream at most one item. An item goes to a stream whose last item had the same group or agent
-version, if the round has one left; otherwise to the stream whose turn it is.
+A round gives each stream at most one item. An item is assigned to a stream whose last item had the same group or
+agent version, if the round has one left; otherwise to the stream whose turn it is.
 
-Items that run alone come before: each takes an idle stream as a whole. If none is idle, one stream gets nothing new until
+Items that run alone are matched first: each takes a whole idle stream. If none is idle, one stream gets nothing new until
 it is.
 """
 

@@ -17,8 +17,8 @@ class QueueRules:
 
     Attributes:
         ageing_interval_s: Time after which a waiting rollout counts as one priority higher, seconds; 0 is off.
-        match_labels: Whether a rollout goes only to runners that have its labels.
-        affinity: Whether a waiting runner that last ran the same group or agent version goes first.
+        match_labels: Whether a rollout is assigned only to runners that have its labels.
+        affinity: Whether a waiting runner that last ran the same group or agent version is preferred.
         longest_first: Whether the members of a group with the longest predicted duration go first.
         hedging: Whether rollouts that request it are hedged.
         weighted_share: Whether the project's weight counts; otherwise the weight is 100.

@@ -46,7 +46,7 @@ REMOVALS_PER_BATCH: Final = 500
 _log = structlog.get_logger()
 
 ReadChunks = Callable[[Sequence[MovableChunk]], AsyncIterator[Chunk]]
-"""Reads chunks that are in the table, in the order given; those that are gone are left out."""
+"""Reads chunks that are in the table, in the given order; missing ones are left out."""
 
 
 @dataclass(slots=True)

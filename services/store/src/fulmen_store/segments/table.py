@@ -178,7 +178,7 @@ class SegmentTable:
         return {row["id"]: row["day"] for row in await self._database.fetch("removable_segments", limit)}
 
     async def forget(self, segment_ids: Sequence[int]) -> None:
-        """Forgets segments whose objects are gone."""
+        """Removes segments whose objects were deleted."""
         await self._database.fetch("forget_segments", segment_ids)
 
 

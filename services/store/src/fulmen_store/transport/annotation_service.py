@@ -173,7 +173,7 @@ def _level(number: int) -> Level:
 
 def _value_problems(given: pb.Annotation) -> list[Violation]:
     problems = []
-    # Also false for a value that is no number.
+    # Also false for NaN.
     if not -MAX_VALUE <= given.value <= MAX_VALUE:
         problems.append(Violation(field="annotation.value", description="is not a number from -1e9 to 1e9"))
     if len(given.comment) > MAX_COMMENT or "\0" in given.comment:

@@ -387,7 +387,7 @@ class LeaseService(lease_service_pb2_grpc.LeaseServiceServicer):
         return []
 
     async def _fail(self, grants: Sequence[Grant]) -> None:
-        """Ends attempts that the runner is not told of, because their stored requests are unreadable."""
+        """Ends attempts that cannot be sent to the runner, because their stored requests are unreadable."""
         reports = [unreadable_report(grant) for grant in grants]
         for start in range(0, len(reports), MAX_REPORTS):
             await self._ends.report(reports[start : start + MAX_REPORTS])

@@ -29,7 +29,7 @@ class BudgetWatch:
     """Background role: looks which budgets are used up, once a second."""
 
     def __init__(self, *, table: UsageTable, used_up: UsedUpBudgets, wakeups: Wakeups) -> None:
-        """Creates the role; `wakeups` tells all replicas that a project has changed."""
+        """Creates the role; `wakeups` notifies all replicas that a project has changed."""
         self._table = table
         self._used_up = used_up
         self._wakeups = wakeups

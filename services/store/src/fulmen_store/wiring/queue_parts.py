@@ -77,7 +77,7 @@ class Queue:
         self.session_table = SessionTable(database, metrics)
         stats, durations = QueueStatsTable(database), DurationTable(database)
 
-        # Scheduling: which rollout goes to which runner.
+        # Scheduling: which rollout is assigned to which runner.
         self.durations = DurationTracker(durations)
         self.stats = StatsCache(stats)
         self.dispatcher = Dispatcher(

@@ -300,7 +300,7 @@ def _spans(basis: _Basis) -> tuple[SpanService, OtlpIngest]:
         metrics=queue.metrics,
     )
     spans = Spans(
-        # With segments nothing goes to the blob storage first, and appends do not need it.
+        # With segments nothing is written to the blob storage first, and appends do not need it.
         table=table, blobs=None if settings.segment_bytes else blobs, blob_min_bytes=settings.blob_min_bytes,
         metrics=queue.metrics, traces=queue.traces, wakeups=queue.wakeups,
     )  # fmt: skip

@@ -78,7 +78,7 @@ class LLM(Resource):
     resource_type: str = "llm"
 
     def get_base_url(self, *_: Any, **__: Any) -> str:
-        """Returns the endpoint: attempts are told apart by their keys, not by URLs."""
+        """Returns the endpoint: attempts are distinguished by their keys, not by URLs."""
         return self.endpoint
 
 

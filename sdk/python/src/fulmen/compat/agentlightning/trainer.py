@@ -213,7 +213,8 @@ def _name_of(agent: LitAgent[Any]) -> str:
 def _agent_of(agent: LitAgent[Any], environment: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Yields the arguments `agent` and `folder` of `client.train`.
 
-    An agent that is a name of a file goes as that name, with the file's folder. Any other, as those of a notebook, is pickled.
+    An agent that is a name in a file is passed by that name, with the file's folder. Any other, such as a notebook's, is
+    pickled.
     """
     from fulmen.train_toml.agent import AgentConfig
     from fulmen.training.functions import FILE, packed_functions

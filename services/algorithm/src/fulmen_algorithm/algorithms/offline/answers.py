@@ -15,7 +15,7 @@ from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.training.rows import Row, sft_row
 
 SOURCES = ("preferences", "scores", "rollouts")
-"""Inputs that answers come from."""
+"""Inputs with answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ async def preferred_pairs(ctx: RunContext, *, token_budget: int) -> list[Pair]:
     """Tokenises the run's data set of preferences.
 
     Raises:
-        RunFailed: if a line has more tokens than the budget, or the chat template does not tell its answers apart.
+        RunFailed: if a line has more tokens than the budget, or the chat template does not distinguish its answers.
     """
     # In a thread: a row takes milliseconds, and there may be thousands.
     return await asyncio.to_thread(_preferred, ctx, token_budget)
@@ -102,7 +102,7 @@ async def answers_of(ctx: RunContext, groups: Sequence[FinishedGroup], *, token_
     """Reads the usable rollouts of groups, by name.
 
     A rollout is left out, and counted in a notice, if its tokens are not known, its answer was truncated, or a part of
-    it is longer than the budget: half an answer is no example.
+    it is longer than the budget: half an answer is not a good example.
     """
     found = await ctx.rollouts.trajectories(groups)
     by_name = {rollout.name: (group.group_id, rollout) for group in groups for rollout in group.rollouts}

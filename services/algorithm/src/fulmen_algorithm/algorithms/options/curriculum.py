@@ -93,7 +93,7 @@ class Curriculum:
         return chance.choices(list(due), weights=list(due.values()))[0] if due else own
 
     def learn(self, task: bytes, rewards: Iterable[float], *, epoch: int) -> None:
-        """Takes in the rewards of a finished group; one without rewards, or of another task, tells nothing."""
+        """Records the rewards of a finished group; a group without rewards, or of another task, is ignored."""
         index, successes = self._first.get(task), [self.settings.success(reward) for reward in rewards]
         if index is not None and successes:
             self.known[index] = self.known.get(index, NEW).after(successes, epoch=epoch, rest=self.settings.rest)

@@ -107,7 +107,7 @@ class _Served:
             async with asyncio.TaskGroup() as group:
                 tasks += [group.create_task(scored(each)) for each in numbers]
         except* RunFailed as errors:
-            # One of them tells it all.
+            # All of them agree, so one is enough.
             raise _first(errors) from errors
         return [task.result() for task in tasks]
 

@@ -38,7 +38,7 @@ class GpuProbe(Protocol):
     """Knows the GPUs of this machine."""
 
     async def gpus(self) -> Mapping[int, Gpu]:
-        """Returns the GPUs that runs may use, by number; none if they cannot be told."""
+        """Returns the GPUs that runs may use, by number; none if they are unknown."""
 
 
 class NvidiaSmi:

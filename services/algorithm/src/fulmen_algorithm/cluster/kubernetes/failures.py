@@ -55,11 +55,11 @@ class Watch:
         Args:
             job: The Job; None if it does not exist.
             pods: Its pods.
-            now_s: Time of a clock that never goes back, in seconds.
+            now_s: Time of a monotonic clock, in seconds.
         """
         if job is None:
             return Failure(text=f"Job {self._name} was deleted by someone else")
-        # When a Job has ended, the cluster deletes what is left of it: the cause is told, not what follows from it.
+        # When a Job has ended, the cluster deletes what is left of it: the cause is reported, not the consequences.
         for judged in (_end_of, _leaving):
             for pod in pods:
                 if (ended := judged(pod)) is not None:

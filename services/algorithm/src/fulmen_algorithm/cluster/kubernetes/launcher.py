@@ -52,7 +52,7 @@ RETRY_PAUSE_S = 1.0
 CANCEL_S = 10.0
 """Time to delete a Job while the cluster does not answer, in seconds. It is deleted before the next start then."""
 LOG_BYTES = 400
-"""How much of a log is told."""
+"""Number of characters of a log that are shown."""
 _log = structlog.get_logger()
 
 

@@ -46,7 +46,7 @@ class RoutingTape:
         self._pads = pads
 
     def take(self) -> list[RoutedExperts]:
-        """Returns the experts of the last pass for each row, of its positions that are no padding, counted from 0.
+        """Returns the experts of the last pass for each row, of its positions that are not padding, counted from 0.
 
         Raises:
             RoutesUnknown: if a layer did not call its experts.

@@ -1,4 +1,4 @@
-"""Checks where a policy's first weights come from: names, folders, bases and versions."""
+"""Checks the source of a policy's initial weights: names, folders, bases and versions."""
 
 import re
 from typing import Final

@@ -1,4 +1,4 @@
-"""Tells problems of settings in words: a path of fields and what is wrong there, with similar names."""
+"""Describes problems of settings: a path of fields and the problem, with similar names."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -34,7 +34,7 @@ def starting_point(checkpoints: CheckpointStore, branch_points: Sequence[int]) -
         branch_points: Sequences of the checkpoints that the run was rolled back to.
 
     Raises:
-        RunFailed: if the checkpoint that the run was rolled back to is gone or damaged.
+        RunFailed: if the checkpoint that the run was rolled back to is missing or damaged.
     """
     newest = checkpoints.listed()[-1:]
     if newest and branch_of(newest[0]) < len(branch_points):

@@ -146,7 +146,7 @@ class CarriedFolders:
         [reply] = [each async for each in self._ask([ListFiles(folder=str(folder))])]
         files = [each for each in reply.files if is_path_in_folder(each.path)]
         with (self._held.parent / "lock").open("a") as lock:
-            # The other ranks of this machine find the files there. A lock goes with its process.
+            # The other ranks of this machine find the files there. A lock ends with its process.
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             self._drop_unused({each.sha256 for each in files})
             for file in files:

@@ -148,7 +148,7 @@ def _take(arriving: Path, request: WriteFile) -> Reply:
         raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
     arriving.parent.mkdir(parents=True, exist_ok=True)
     with arriving.open("ab") as opened:
-        # What comes again after a line broke has arrived already.
+        # Bytes that are repeated after a broken connection have arrived already.
         if opened.tell() == request.offset:
             opened.write(request.data)
         elif opened.tell() < request.offset:

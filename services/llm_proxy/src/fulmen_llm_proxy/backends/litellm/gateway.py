@@ -1,7 +1,7 @@
 """A process that calls one vendor through LiteLLM, in LiteLLM's own environment: started, watched, and started again.
 
-Invariant: its environment and its arguments hold no key. The key of a backend goes with each call, over a Unix socket in a folder
-of the proxy's user alone, and only if the backend's address is one of the key's hosts (`backends.access`).
+Invariant: its environment and its arguments contain no key. The key of a backend is sent with each call, over a Unix socket in a
+folder of the proxy's user alone, and only if the backend's address is one of the key's hosts (`backends.access`).
 """
 
 from __future__ import annotations

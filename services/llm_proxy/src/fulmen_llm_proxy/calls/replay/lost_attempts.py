@@ -36,7 +36,7 @@ class LostAttempts:
 
         Args:
             settlement: waits until the store has the captures of lost attempts.
-            max_bytes: most bytes that are read of one attempt; what comes after them is not replayed.
+            max_bytes: maximum number of bytes that are read of one attempt; later calls are not replayed.
         """
         self._stub = span_service_pb2_grpc.SpanServiceStub(channel)
         self._settlement = settlement

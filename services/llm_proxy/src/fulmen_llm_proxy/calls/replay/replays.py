@@ -60,7 +60,7 @@ class Replays:
         metrics: ReplayMetrics,
         max_bytes: int,
     ) -> None:
-        """Sets where captures come from.
+        """Sets the source of captures.
 
         Args:
             is_alone: whether no other process serves calls. Otherwise calls that the lost attempt made several times are

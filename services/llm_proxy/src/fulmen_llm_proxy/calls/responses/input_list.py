@@ -67,7 +67,7 @@ def _items(newest: KeptResponse, earlier: Sequence[KeptResponse]) -> Iterable[di
             try:
                 yield _item(_ITEM.decode(raw), f"{response.id}_{place}")
             except UNREADABLE:
-                continue  # what is no object was given to no model
+                continue  # only objects were sent to a model
 
 
 def _item(item: dict[str, Any], suffix: str) -> dict[str, Any]:

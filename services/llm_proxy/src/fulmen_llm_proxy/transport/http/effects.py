@@ -49,7 +49,7 @@ class Effects:
         """Returns the answer to a request, JSON.
 
         Raises:
-            PermissionDenied: if the caller is no attempt.
+            PermissionDenied: if the caller is not an attempt.
             AttemptOver: if its attempt has ended.
             ArgumentInvalid: if the request is malformed.
             FulmenError: if the store does not answer.

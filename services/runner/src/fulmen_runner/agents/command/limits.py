@@ -52,7 +52,7 @@ _PARENT, _GROUP, _THREADS, _RESIDENT = 1, 2, 17, 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """Limits of a command, 0 for no limit, and the name of the setting or field that each comes from."""
+    """Limits of a command, 0 for no limit, and the name of the setting or field of each."""
 
     memory_bytes: int = 0
     memory_source: str = ""

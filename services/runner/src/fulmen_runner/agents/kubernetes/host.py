@@ -187,7 +187,8 @@ class JobAgent:
         order = self._order(invocation, expanded_variables(self.environment, placeholders))
         job = job_of(self.template, placeholders, order)
         try:
-            # The Secret belongs to the Job from the start, and goes with it: a runner needs no right but to create one.
+            # The Secret belongs to the Job from the start, and is deleted with it: a runner only needs permission to
+            # create one.
             with _told_as_outcomes():
                 made = await self.host.cluster.create_job(job)
                 await self.host.cluster.create_secret(secret_of(order, made))

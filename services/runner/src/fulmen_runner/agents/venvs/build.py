@@ -45,7 +45,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageSources:
-    """Where packages come from; the operator's choice.
+    """Sources of packages; the operator's choice.
 
     Attributes:
         index_url: The index; empty for that of the tool, `off` for none. Secret.
@@ -87,7 +87,7 @@ class VenvBuilder:
         guardian: Starts the processes.
         isolation: Isolates them.
         inherited: Variables inherited from the runner.
-        sources: Where packages come from.
+        sources: Sources of packages.
         build_s: Timeout of a build, in seconds.
         venv_bytes: Most that an environment takes.
         memory_bytes: Memory limit; 0 for none.
@@ -123,7 +123,7 @@ class VenvBuilder:
             async with asyncio.timeout(self.build_s):
                 await self._make(folder)
                 await self._install(folder, has_hashes(requirements))
-                # By the runner's Python: that of the environment would run its packages. Files that are no Python of this
+                # By the runner's Python: the environment's would run its packages. Files that are not a Python of this
                 # version are left as they are.
                 await self._run(
                     (sys.executable, "-I", "-S", "-m", "compileall", "-q", str(folder / VENV / "lib")), folder

@@ -52,7 +52,7 @@ class Venv:
         return (str(self.python), "-P", str(_START), str(self.modules.first), str(self.modules.last))
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables of an activated environment: its programs come first."""
+        """Returns the variables of an activated environment: its programs are first on PATH."""
         path = os.pathsep.join([str(self.folder / "bin"), inherited.get("PATH", os.defpath)])
         return {"PATH": path, "VIRTUAL_ENV": str(self.folder)}
 

@@ -249,7 +249,7 @@ async def feed_messages(
 ) -> AsyncIterator[pb.WatchRolloutsResponse]:
     """Yields the messages of a page; reads more members when the messages of those before have been consumed.
 
-    A group that is larger than a message goes in parts, in consecutive messages; the last part has the cursor.
+    A group that is larger than a message is sent in parts, in consecutive messages; the last part has the cursor.
     """
     message, message_bytes = pb.WatchRolloutsResponse(), 0
     part, part_bytes = pb.FinishedGroup(), 0

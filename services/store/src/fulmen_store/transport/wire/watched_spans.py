@@ -70,7 +70,8 @@ def _outline(record: span_pb2.SpanRecord, span: trace_pb2.Span) -> span_pb2.Span
 
 
 def _with_texts(short: trace_pb2.Span, span: trace_pb2.Span) -> trace_pb2.Span:
-    """Adds the status, the beginning of the first attributes that are no lists, and the names of the first events."""
+    """Adds the status, the beginning of the first attributes that are not lists, and the names of the first
+    events."""
     short.status.message = span.status.message[:MAX_TEXT]
     for pair in span.attributes[:MAX_ENTRIES]:
         if pair.value.WhichOneof("value") in _SCALAR:

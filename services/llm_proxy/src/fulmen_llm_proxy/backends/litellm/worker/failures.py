@@ -17,7 +17,7 @@ _MAX_CAUSES: Final = 16
 
 
 class CallFailed(Exception):
-    """What a call is answered instead: status, code and message, none of which comes from LiteLLM's own texts."""
+    """The answer to a failed call: status, code and message, none of which is taken from LiteLLM's own texts."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)

@@ -104,7 +104,7 @@ async def _beat() -> None:
 
 
 def _say(line: Mapping[str, Any]) -> None:
-    """Writes the one line of standard output. What LiteLLM writes later may contain prompts and keys, and goes nowhere."""
+    """Writes the one line of standard output. What LiteLLM writes later may contain prompts and keys, and is discarded."""
     os.write(1, json.dumps(line).encode() + b"\n")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
