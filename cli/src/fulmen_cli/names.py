@@ -96,7 +96,7 @@ async def run_name(given: str, connection: Connection, client: Services, *, proj
 
 
 def short_name(name: str) -> str:
-    """Returns the id in a name: what stands after its last slash."""
+    """Returns the id in a name: the part after its last slash."""
     return name.rpartition("/")[2]
 
 

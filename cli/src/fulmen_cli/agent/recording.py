@@ -33,8 +33,8 @@ class CallRecord:
         status: The HTTP status of the answer.
         request: The request's JSON.
         answer: The answer's JSON, assembled from the events of a stream.
-        usage: Tokens, as the answer says.
-        error: What the answer says is wrong; empty for a good one.
+        usage: Tokens, as reported in the answer.
+        error: Error reported in the answer; empty if it succeeded.
         started_ns: When it began, nanoseconds since 1970.
         ended_ns: When its answer had ended.
         trace: The trace id and parent span id that the agent sent; both empty if none.

@@ -1,4 +1,5 @@
-"""`fulmen annotations`: adds, lists and deletes scores by people, says how far they agree, and publishes them as rewards."""
+"""`fulmen annotations`: adds, lists and deletes scores by people, shows how far they agree, and publishes them as
+rewards."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ async def deployment(connection: Connection, *, model: str = "") -> list[Finding
 
 
 def token(bearer: str | None, now: datetime.datetime) -> Finding:
-    """Is there a token, and is it good for longer? Its signature is the deployment's to judge."""
+    """Is there a token, and does it remain valid? The deployment checks its signature."""
     advice = "`fulmen token issue --role client` makes one; give it with --token or FULMEN_TOKEN."
     if bearer is None:
         return Finding(what="token", ok=None, text="none given; works only with services in dev mode", advice=advice)
@@ -321,7 +321,7 @@ async def _engines(client: Services) -> list[Finding]:
 
 
 def engines(runs: Sequence[training_run_pb2.TrainingRun]) -> list[Finding]:
-    """Do all engines of the training runs take calls? Nothing is said of runs without engines."""
+    """Do all engines of the training runs accept calls? Runs without engines are not reported."""
     serving = [run for run in runs if run.engine_count]
     if not serving:
         return []

@@ -85,7 +85,7 @@ def postgres() -> Finding:
 
 
 def disk(path: Path) -> Finding:
-    """Is there room for what a stack keeps?"""
+    """Is there disk space for a stack's data?"""
     existing = next(each for each in (path, *path.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     ok = free >= MIN_DISK_BYTES

@@ -40,7 +40,7 @@ _FRAME: Final = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)$', re.M)
 
 
 def secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yields the values of variables whose names say that they hold a secret, or name a file that does."""
+    """Yields the values of variables whose names indicate a secret, or a file with one."""
     for name, value in environment.items():
         if not _SECRET_NAME.search(name):
             continue

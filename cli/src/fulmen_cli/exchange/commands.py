@@ -199,8 +199,8 @@ def picture(settings: Mapping[str, Any], events: ExchangeEvents, services: Seque
 
     Args:
         settings: Of the run.
-        events: What the run's stream says.
-        services: What services say of their shards.
+        events: Events of the run's stream.
+        services: Answers of services about their shards.
     """
     parts: list[RenderableType] = list(_head(settings, events))
     if events.problem:

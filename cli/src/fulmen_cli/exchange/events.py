@@ -67,7 +67,7 @@ class ExchangeEvents:
     _failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        """Stores the run, whose step says how far its events must be read."""
+        """Stores the run; its step determines how far its events must be read."""
         self._asked = self.run
 
     @property

@@ -25,7 +25,7 @@ class ServiceShards:
         target: Its address.
         shards: Those that it holds.
         rounds: How the last whole round went, by shard: its number, and what is remembered of it.
-        nothing: Why it holds none, in its own words, if somebody said that it does.
+        nothing: Its message why it holds none, if it was expected to hold one.
         problem: What is wrong if it did not answer.
     """
 

@@ -30,7 +30,7 @@ def agent_from(target: str, folder: Path) -> Agent:
         folder: The project's folder, which has the file.
 
     Raises:
-        NotAnAgent: if the file does not exist there, cannot be read, or does not say what to call.
+        NotAnAgent: if the file does not exist there, cannot be read, or has nothing to call.
     """
     name, _, function = target.partition(":")
     path = (folder / name).resolve()

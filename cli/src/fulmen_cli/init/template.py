@@ -48,7 +48,7 @@ class Agent:
 
     Attributes:
         entry: Its line of `[agent]`.
-        comment: What the line says.
+        comment: Comment of the line.
         model: The model that the agent asks for.
         file: Name of its file.
         source: Name of the template's file; empty for an agent that exists.

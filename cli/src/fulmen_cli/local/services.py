@@ -23,7 +23,7 @@ PRELOADED: Final = "fulmen_algorithm.preloaded"
 ENGINE_KEY_NAME: Final = "engine"
 VENDOR_VARIABLES: Final = frozenset(vendor.variable for vendor in VENDORS.values())
 INHERITED_BY_AGENTS: Final = "FULMEN_RUNNER_INHERIT_ENVIRONMENT"
-# Settings of what runs inside a service, beside those that bear its name.
+# Settings of parts that run inside a service, besides those with its name.
 INSIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"runner": ("FULMEN_ALERTS_",)})
 # A stack of one person on loopback trusts the code that it runs; a setting in the environment decides otherwise.
 DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -175,7 +175,7 @@ def _may_have(kind: str, variable: str, inherited: Mapping[str, str]) -> bool:
 
     A vendor's key is for the proxy alone, and for runners whose agents inherit it.
     """
-    # Without bytecode every start would compile torch and all else anew; images of containers like to set this.
+    # Without bytecode every start would compile torch and everything else again; container images often set this.
     if variable.startswith(PREFIX) or variable == "PYTHONDONTWRITEBYTECODE":
         return False
     if variable not in VENDOR_VARIABLES or kind == "llm_proxy":

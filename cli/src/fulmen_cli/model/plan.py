@@ -135,7 +135,7 @@ def plan(
 
 
 def _problems(options: PlanOptions) -> list[str]:
-    """Returns what no training is; of Muon as the trainer's settings say it."""
+    """Returns the problem of a training that is impossible; for Muon in the words of the trainer's settings."""
     problems, split = [], options.tensor_parallel
     if split > options.gpus:
         problems.append(f"--tensor-parallel {split} needs as many GPUs: --gpus {split}.")

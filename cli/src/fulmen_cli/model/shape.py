@@ -154,7 +154,7 @@ def _products(matrices: tuple[tuple[int, int], ...]) -> int:
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...], missing: list[str], default: int | None = None) -> int:
-    """Returns the first of some entries that is a number, else the default."""
+    """Returns the first of some entries that is a number, otherwise the default."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -54,8 +54,8 @@ class Key:
 
     Attributes:
         text: what it is.
-        words: the values of a text, or of the texts of a list; empty if any may stand there.
-        least, most: range of a whole number.
+        words: the values of a text, or of the texts of a list; empty if any value is allowed. least, most: range of a
+        whole number.
     """
 
     kind: Kind

@@ -45,7 +45,7 @@ IntervalOption = Annotated[float, typer.Option(min=0.1, max=3600, help="Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one proxy said; `problem` if it did not."""
+    """Answer of one proxy; `problem` if it did not answer."""
 
     target: str
     backends: Sequence[backend_pb2.Backend] = ()
@@ -218,7 +218,7 @@ def _state(backend: backend_pb2.Backend, health: backend_pb2.BackendHealth) -> s
 
 
 def _engine(health: backend_pb2.BackendHealth) -> str:
-    """Writes what the engine says of itself, such as `3 wait, 62 %`: requests, and its cache in use."""
+    """Writes the engine's own metrics, such as `3 wait, 62 %`: waiting requests, and its cache in use."""
     waits = "" if health.engine_waiting_count == UNKNOWN else f"{health.engine_waiting_count:,} wait"
     used = "" if health.engine_cache_usage == UNKNOWN else f"{health.engine_cache_usage * 100:.0f} %"
     return ", ".join(each for each in (waits, used) if each)

@@ -314,7 +314,7 @@ def parse_target(text: str, *, policy: str, problems: list[str]) -> route_pb2.Ro
 
 
 def parse_override(text: str, problems: list[str]) -> route_pb2.ModeOverride:
-    """Reads `MODE=JSON`; whether the mode is one, the proxy says. What is wrong is added to `problems`."""
+    """Reads `MODE=JSON`; the proxy checks the mode. Problems are added to `problems`."""
     mode, mark, fields = text.partition("=")
     try:
         is_object = isinstance(json.loads(fields), dict)

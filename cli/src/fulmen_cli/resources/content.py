@@ -22,7 +22,7 @@ _MESSAGES: Final[dict[str, type[Message]]] = {
 
 
 class ContentInvalid(ValueError):
-    """The content is invalid for its kind; the text says why."""
+    """The content is invalid for its kind; the message has the reason."""
 
 
 def resource_name(given: str) -> str:

@@ -108,7 +108,7 @@ def rules_text(stats: pb.GetQueueStatsResponse) -> str:
 
 
 def pause_text(stats: pb.GetQueueStatsResponse) -> str:
-    """Says since when a queue is paused, why, and how it is resumed; empty if it is not."""
+    """Describes since when and why a queue is paused, and how to resume it; empty if it is not paused."""
     if not stats.HasField("pause_time"):
         return ""
     reason = f" ({stats.pause_reason})" if stats.pause_reason else ""

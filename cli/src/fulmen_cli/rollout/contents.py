@@ -1,4 +1,5 @@
-"""What a model call said: messages that are new to its conversation, tool calls and the answer, as lines for a terminal.
+"""The contents of a model call: messages that are new in its conversation, tool calls and the answer, as lines for a
+terminal.
 
 Invariant: a line holds printable characters only, whatever an agent or a model has written.
 """
@@ -24,7 +25,7 @@ class Conversations:
     def __init__(self, *, max_chars: int | None = MAX_MESSAGE_CHARS) -> None:
         """Creates it without a conversation; longer messages are cut to `max_chars`, none if that is None."""
         self._max_chars = max_chars
-        # Digests of everything that was said up to some message.
+        # Digests of conversations up to some message.
         self._told: set[bytes] = set()
 
     def lines(self, call: ModelCall) -> list[str]:

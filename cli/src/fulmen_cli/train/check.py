@@ -131,7 +131,7 @@ def stage_problems_of(config: TrainConfig) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What the algorithm service says of the stages.
+    """The algorithm service's answers about the stages.
 
     Attributes:
         places: Where each would run.
@@ -173,7 +173,7 @@ async def _asked(config: TrainConfig, connection: Connection, bundle: Bundle, da
         for number, stage, plan in zip(count(1), config.stages, answer.plans, strict=False)
         for problem in plan.problems
     ]
-    # What keeps a run off the machine of the service, creation says again.
+    # Problems of the service's machine are reported again at creation.
     problems += [each for each in missing if not any(each.endswith(text) for text in problems)]
     places = [plan.text for plan in answer.plans]
     return _Asked(places=places, measured=answer.measured, problems=problems, unchecked=unchecked)

@@ -90,7 +90,7 @@ def time(settings: Any, measured: MeasuredSteps | None, unasked: str) -> str:
 
     Args:
         settings: Its settings.
-        measured: What the service says; None if it was not asked.
+        measured: The service's answer; None if it was not called.
         unasked: Why it was not.
     """
     if measured is None:

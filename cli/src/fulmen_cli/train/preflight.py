@@ -90,7 +90,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of the stages beside their file.
+    """Information about the stages besides their file.
 
     Attributes:
         measured: What earlier runs measured, by stage; empty if no service was asked.
@@ -109,7 +109,7 @@ def preflights(config: TrainConfig, runs: Sequence[training_run_pb2.TrainingRun]
     Args:
         config: The configuration.
         runs: The runs of its stages, whose settings are valid.
-        known: What is known beside.
+        known: Further information.
 
     Returns:
         One for each stage; none if the algorithm service is not installed.

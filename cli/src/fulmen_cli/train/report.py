@@ -69,7 +69,7 @@ def accuracy_line(outcomes: list[StageOutcome]) -> str:
 def print_summary(
     screen: Console, outcomes: list[StageOutcome], sample: SamplePair | None, folder: Path, *, has_store: bool
 ) -> None:
-    """Prints the table, the sample and the paths; `has_store` says whether traces can be read later."""
+    """Prints the table, the sample and the paths; `has_store` is whether traces can be read later."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("stage", "steps", "time", "validation before", "after", "policy version"):
         table.add_column(column, justify="left" if column in ("stage", "policy version") else "right")

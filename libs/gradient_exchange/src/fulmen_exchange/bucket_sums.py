@@ -39,7 +39,7 @@ from fulmen_exchange.settings import CodecSettings
 WAVE_BYTES = 8 * 2**20
 """Approximate bytes of payloads exchanged at a time: large enough to amortise latency, small enough to save memory."""
 LATE = "late"
-"""Name, beside those of codecs in a stored state, of what was sent too late and no codec keeps."""
+"""Name, besides those of codecs in a stored state, of data that was sent too late and that no codec keeps."""
 
 
 class BucketSums:

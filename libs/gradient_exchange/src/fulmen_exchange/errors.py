@@ -2,7 +2,7 @@
 
 
 class ExchangeFailed(Exception):
-    """The ranks cannot continue exchanging gradients. The message says what to do and contains no secret."""
+    """The ranks cannot continue exchanging gradients. The message has the remedy and contains no secret."""
 
 
 class RanksDiverged(ExchangeFailed):
@@ -10,4 +10,4 @@ class RanksDiverged(ExchangeFailed):
 
 
 class HookUnsupported(Exception):
-    """The model or its optimiser cannot use an exchange. The message says what to use instead."""
+    """The model or its optimiser cannot use an exchange. The message names an alternative."""

@@ -36,7 +36,7 @@ SAMPLED = ("captured", "residual_norm", "sparsity", "gradient_cosine", "relative
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRound:
-    """What the next round is decided by if it begins before its own gradients are there.
+    """The data on which the next round is decided if it begins before its own gradients are ready.
 
     Attributes:
         norm: Norm of this rank's gradients, before they were clipped.

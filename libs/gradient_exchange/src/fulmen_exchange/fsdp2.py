@@ -189,7 +189,8 @@ def _copy_of(named: dict[str, nn.Parameter], device: torch.device) -> Ranks:
 
 
 def _clip_problems(named: dict[str, nn.Parameter], settings: CodecSettings) -> list[str]:
-    """Returns why gradients in parts cannot be clipped before all are there: that of a part is not the norm of a copy."""
+    """Returns why gradients in parts cannot be clipped before all are ready: the norm of a part is not the norm of a
+    copy."""
     limit = make_codec(settings).local_clip
     if limit is None or limit == math.inf or not any(isinstance(each, DTensor) for each in named.values()):
         return []

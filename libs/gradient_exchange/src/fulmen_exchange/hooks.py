@@ -228,7 +228,7 @@ def register(
         seed: Seed of random numbers.
         loss_scale: Returns by what the loss of this step was multiplied, the same on every rank: `GradScaler.get_scale`.
         overlap: Whether buckets are summed while the backward pass computes the gradients of others. A codec that clips does so by
-            the larger of the last step's norm and that of what is there. Needs a copy of the codec's states.
+            the larger of the last step's norm and the norm of the gradients that are ready. Needs a copy of the codec's states.
         settings: Settings of a codec that is given by its name.
 
     Returns:

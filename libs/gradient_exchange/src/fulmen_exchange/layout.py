@@ -22,7 +22,7 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSpan:
-    """Where a parameter lies: name, shape as rows and columns, and its first element in the bucket."""
+    """Place of a parameter: name, shape as rows and columns, and its first element in the bucket."""
 
     name: str
     rows: int
@@ -37,7 +37,7 @@ class ParameterSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Which parameters lie where.
+    """The places of parameters.
 
     Attributes:
         buckets: Spans of the parameters in each bucket.

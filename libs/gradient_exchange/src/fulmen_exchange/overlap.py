@@ -34,7 +34,7 @@ class OverlappedRounds:
         self._sums: list[Future[None]] = []
 
     def begin(self) -> bool:
-        """Begins a round before its gradients are there; see `Exchanger.begin`."""
+        """Begins a round before its gradients are ready; see `Exchanger.begin`."""
         self._there.clear()
         self._left = list(range(len(self._names)))
         return self._reducer.begin()

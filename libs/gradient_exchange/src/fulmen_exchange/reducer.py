@@ -116,11 +116,11 @@ class CodecReducer:
         return self._exchanger.names_of_buckets
 
     def begin(self) -> bool:
-        """Begins a round before its gradients are there; see `Exchanger.begin`."""
+        """Begins a round before its gradients are ready; see `Exchanger.begin`."""
         return self._outer is None and self._exchanger.begin()
 
     def add(self, bucket: int) -> None:
-        """Sums a bucket of the round that has begun, once the gradients of its parameters are there.
+        """Sums a bucket of the round that has begun, once the gradients of its parameters are ready.
 
         All ranks add all buckets in the same order.
         """

@@ -50,7 +50,7 @@ def settings_of(codec: CodecSettings | str, **settings: Any) -> CodecSettings:
 
     Raises:
         ValidationError: if the name is unknown or settings are invalid; lists all problems.
-        TypeError: if there are settings beside an object of settings.
+        TypeError: if there are settings in addition to an object of settings.
     """
     if isinstance(codec, CodecSettings):
         if settings:

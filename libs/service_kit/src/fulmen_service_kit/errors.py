@@ -2,4 +2,4 @@
 
 
 class StartupError(Exception):
-    """The service cannot start; the text says why and what to do."""
+    """The service cannot start; the message has the reason and the remedy."""

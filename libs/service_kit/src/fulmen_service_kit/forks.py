@@ -27,7 +27,7 @@ KILLED = -int(signal.SIGKILL)
 
 
 class ForkServerLost(Exception):
-    """The fork server has ended, could not start, or does not exist on this system; start the process by itself."""
+    """The fork server has ended, could not start, or does not exist on this system; start the process without it."""
 
 
 class ForkedProcess:

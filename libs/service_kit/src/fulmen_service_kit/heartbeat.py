@@ -214,7 +214,7 @@ class _Keeper:
         self._stopping = False
 
     def run(self) -> int:
-        """Runs until the program ends by itself or this process is asked to stop; returns the exit status."""
+        """Runs until the program exits or this process is asked to stop; returns the exit status."""
         for number in _FORWARDED:
             signal.signal(number, self._forward)
         pause_s, lives = FIRST_PAUSE_S, 0

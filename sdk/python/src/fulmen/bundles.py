@@ -121,7 +121,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends with an error after a number of bytes: a few bytes of gzip can stand for gigabytes."""
+    """A stream that ends with an error after a number of bytes: a few bytes of gzip can expand to gigabytes."""
 
     def __init__(self, stream: gzip.GzipFile, limit_bytes: int) -> None:
         self._stream, self._left_bytes = stream, limit_bytes

@@ -18,7 +18,7 @@ def decompress(frame: bytes, *, max_bytes: int) -> bytes:
     import zstandard  # not needed by most programs that import the SDK
 
     try:
-        # The library allocates as many bytes as the header says, whatever the limit of the output.
+        # The library allocates as many bytes as the header declares, whatever the limit of the output.
         if not 0 <= zstandard.frame_content_size(frame) <= max_bytes:
             raise FrameInvalid(f"has no size, or more than {max_bytes} bytes")
         content: bytes = zstandard.ZstdDecompressor().decompress(frame, max_output_size=max_bytes)

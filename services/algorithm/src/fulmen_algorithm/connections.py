@@ -179,7 +179,8 @@ class ServiceConnections:
         return on_gpus.settings
 
     async def cluster_plan(self, settings: RunSettings, trains: bool) -> GpuPlan:
-        """Plans a run on the clusters that it names, with what these say that they have; says so where they do not say it.
+        """Plans a run on the clusters that it names, with the resources that they report; notes clusters that do not
+        report them.
 
         Machines that join do so for one run, after it was created, so there are none to ask.
         """

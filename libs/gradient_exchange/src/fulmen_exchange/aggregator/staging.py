@@ -57,7 +57,7 @@ class StagedPayload:
 
     Attributes:
         data: Bytes of the payload.
-        checksum: CRC-32 of the received bytes from `CHECKED_FROM` on, whatever the payload itself says.
+        checksum: CRC-32 of the received bytes from `CHECKED_FROM` on, computed independently of the payload.
         buffer: Memory that contains the data.
     """
 

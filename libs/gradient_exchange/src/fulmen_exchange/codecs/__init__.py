@@ -1,1 +1,1 @@
-"""The codecs, one file each; what a file says in `ENTRIES` is found by its name."""
+"""The codecs, one file each; the entries in a file's `ENTRIES` are found by their names."""

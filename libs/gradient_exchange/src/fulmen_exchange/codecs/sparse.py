@@ -70,7 +70,7 @@ def payloads_of(name: str, version: int, taken: tuple[Tensor, Tensor, Tensor], o
 
 
 def check_indices(payload: Payload, counts: Tensor, indices: Tensor) -> None:
-    """Checks that indices lie in their blocks, in ascending order.
+    """Checks that indices are in their blocks, in ascending order.
 
     Raises:
         PayloadInvalid: if they do not.

@@ -53,7 +53,7 @@ _IDENTIFYING = (
 
 
 class KernelsUnavailable(Exception):
-    """Compiled kernels are unavailable. The message says why and what would help."""
+    """Compiled kernels are unavailable. The message has the reason and the remedy."""
 
 
 def cache_folder() -> Path:

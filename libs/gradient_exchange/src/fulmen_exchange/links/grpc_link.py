@@ -232,7 +232,7 @@ class GrpcLink:
         return self._summed(tensor, QUORUM_SUM)
 
     def _summed(self, tensor: Tensor, codec: str) -> list[QuorumSum]:
-        """Sums a tensor in pieces; the codec says whether all members are waited for."""
+        """Sums a tensor in pieces; the codec determines whether all members are waited for."""
         flat = tensor.detach().flatten().to(device="cpu", dtype=tensor.dtype if wire.is_known(tensor.dtype) else None)
         if not wire.is_known(flat.dtype):
             flat = flat.float()

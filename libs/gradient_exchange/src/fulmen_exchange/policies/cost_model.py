@@ -178,7 +178,8 @@ def calibrate(measured: Sequence[Measured], *, overlaps: Sequence[float] = OVERL
 
 
 def _fit(measured: Sequence[Measured], codecs: Sequence[str], overlap: float) -> Model:
-    """Fits all other parameters for one overlap; steps whose exchange is hidden say nothing about the wire."""
+    """Fits all other parameters for one overlap; steps whose exchange is hidden contain no information about the
+    network."""
     rows = np.array([_row(each.step, codecs) for each in measured])
     seconds = np.array([each.step_s for each in measured])
     compute = np.array([each.step.compute_s for each in measured])

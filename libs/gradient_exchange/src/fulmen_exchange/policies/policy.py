@@ -96,7 +96,7 @@ class Policy:
             state.flushed = False
             reason = "gradient not finite: round skipped"
             return Decision(choice=choice, enabled=state.enabled, flush=False, reason=reason)
-        # A flush or an uncompressed round says nothing about the codec.
+        # A flush or an uncompressed round contains no information about the codec.
         plain = state.enabled and not state.flushed
         known = stats if plain else replace(stats, captured=None, residual=None, seconds=None)
         now = state.choice if state.enabled else None

@@ -1,1 +1,1 @@
-"""A Kubernetes cluster: its API, and what its documents say."""
+"""A Kubernetes cluster: its API, and readers of its documents."""

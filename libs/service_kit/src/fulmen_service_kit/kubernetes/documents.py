@@ -1,4 +1,4 @@
-"""What documents of the Kubernetes API say.
+"""Reads documents of the Kubernetes API.
 
 Sources: the Kubernetes API reference (Pod v1 `status`), "Pod disruption conditions".
 """

@@ -1,4 +1,4 @@
-"""What the store said of attempts whose keys look expired.
+"""Answers of the store about attempts whose keys look expired.
 
 An attempt key is good for as long as its attempt runs, and only the store knows that. Until the key's expiry it is taken on
 trust; afterwards the store is asked. So a clock that is wrong costs questions, and fails no attempt that runs.

@@ -1,4 +1,4 @@
-"""What limits the model calls of an attempt, as its key says."""
+"""Limits on the model calls of an attempt, as stated in its key."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTerms:
-    """What limits the model calls of an attempt, beside the limits of its project.
+    """Limits on the model calls of an attempt, in addition to the limits of its project.
 
     Attributes:
         token_budget: Maximum tokens of its model calls; 0 for the project's limit.

@@ -41,7 +41,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Times:
-    """What a token says of itself; not verified, since that is the store's to do."""
+    """Claims of a token, unverified: the store verifies them."""
 
     role: str = ""
     issued_s: float = 0.0

@@ -154,7 +154,7 @@ class ProjectLimits:
 
     @classmethod
     def configured(cls, settings: ServiceSettings) -> ProjectLimits:
-        """Returns the limits that the settings of a service say."""
+        """Returns the limits in the settings of a service."""
         return cls(
             calls_per_s=settings.project_calls_per_s,
             burst=settings.project_burst,

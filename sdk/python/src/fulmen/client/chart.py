@@ -49,7 +49,7 @@ def _svg(curves: dict[str, list[tuple[int, float]]]) -> str:
         axes.grid(alpha=0.3)
     text = io.StringIO()
     figure.savefig(text, format="svg")
-    # What stands before is of a file of its own.
+    # The text before belongs to a separate file.
     return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
 
 

@@ -11,7 +11,7 @@ from fulmen.models.base_names import HUB_PREFIX, HubName
 __all__ = ["PushFailed", "hub_repository", "push_model", "pushed_files"]
 
 CONFIG: Final = "config.json"
-# Weights and what is read beside them; nothing that runs code, and nothing of a working folder.
+# Weights and the files that are read with them; nothing that runs code, and nothing of a working folder.
 PUSHED: Final = frozenset({".safetensors", ".json", ".jinja", ".txt", ".model", ".md", ".png"})
 
 

@@ -128,8 +128,8 @@ def read_rewards(messages: Iterable[reward_pb2.Reward]) -> tuple[AttemptReward, 
 def attach(trajectory: Trajectory, rewards: Iterable[AttemptReward]) -> ScoredTrajectory:
     """Attaches rewards to the rows of a trajectory.
 
-    A reward with a span scores the model calls that are the span or lie within it, at any depth; one with a step scores
-    the calls of that step; any other scores the attempt, and so every row. Of rewards with the same dimension, step and
+    A reward with a span scores the model calls that are the span or within it, at any depth; one with a step scores the
+    calls of that step; any other scores the attempt, and so every row. Of rewards with the same dimension, step and
     span the last one counts.
     """
     unique = tuple({(each.dimension, each.step, each.span_id): each for each in rewards}.values())

@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy samples, and a teacher says of each token how likely it would have been.
+"""On-policy distillation: the policy samples, and a teacher computes for each token how likely it would have been.
 
 A run of `grpo` whose rewards train nothing, so tasks need no grader; with one, rewards are measured. The teacher's
 setting is also one of every other policy-gradient algorithm, where its signal adds to that of the rewards.

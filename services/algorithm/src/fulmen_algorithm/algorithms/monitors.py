@@ -39,7 +39,7 @@ class LengthLimits:
 
 
 class LengthMonitor:
-    """Counts rollouts that were cut off or are too long, and says so where they are many.
+    """Counts rollouts that were cut off or are too long, and reports them if there are many.
 
     Each cause is reported once, and again only when its share has doubled.
     """

@@ -95,7 +95,7 @@ class Validator:
         return {"validation_accuracy": accuracy}
 
     async def _conclude(self, accuracy: float) -> None:
-        """Serves the best version, and says if it is not the last or no better than the first."""
+        """Serves the best version, and reports if it is not the last or not better than the first."""
         ctx = self._ctx
         try:
             best = await ctx.policy.serve_best()
@@ -118,7 +118,7 @@ class Validator:
             )
 
     def _total(self, rollout: FinishedRollout) -> float | None:
-        """Returns the reward of a rollout; None if it says nothing about the policy."""
+        """Returns the reward of a rollout; None if it contains no information about the policy."""
         if self._scorer is not None:
             return self._scorer.total(rollout)
         return rollout.reward if rollout.scored else None

@@ -30,7 +30,7 @@ CALL_DEADLINE_S = 600.0
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""Answers that say nothing about the question: limits, and servers in trouble."""
+"""Answers that do not depend on the question: limits and server errors."""
 SHOWN_CHARS = 300
 NOT_FOUND = 404
 ROUTE_HINT = " `fulmen proxy route put` gives it a route (docs/routing.md)."

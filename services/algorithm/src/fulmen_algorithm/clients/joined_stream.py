@@ -1,4 +1,4 @@
-"""What joined a run by a stream that it opened: it is there for as long as the stream is."""
+"""A member that joined a run over a stream: it exists as long as the stream."""
 
 import asyncio
 import time

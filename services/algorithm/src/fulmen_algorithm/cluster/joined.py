@@ -42,7 +42,7 @@ class JoinedMachine(JoinedStream[pb.JoinRanksResponse]):
 
     @property
     def is_free(self) -> bool:
-        """Whether it says that it runs no guardian, and none was ordered since."""
+        """Whether it reports no running guardian, and none was ordered since."""
         status = self._status
         return not self.has_left and status is not None and (status.order, status.running) == (self._order, 0)
 
@@ -50,7 +50,7 @@ class JoinedMachine(JoinedStream[pb.JoinRanksResponse]):
         """Returns which of some folders, given with the digests of their files, it does not see so.
 
         Raises:
-            Unavailable: if it leaves, or does not say in time.
+            Unavailable: if it leaves, or does not answer in time.
         """
         interval = Duration()
         interval.FromMicroseconds(round(silence_s / PINGS_PER_SILENCE * 1e6))
@@ -194,7 +194,7 @@ class JoinedCluster(RemoteCluster):
         )
 
     async def plan(self, *orders: GroupOrder) -> str:
-        """See `port.Cluster`. Waits until there are enough machines, and says meanwhile what is missing."""
+        """See `port.Cluster`. Waits until there are enough machines, and reports meanwhile what is missing."""
         reasons: Sequence[str] = ()
 
         def missing(refused: PlacementRefused) -> None:

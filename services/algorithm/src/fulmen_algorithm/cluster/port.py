@@ -21,7 +21,7 @@ Welcome = Callable[[StreamReader, StreamWriter], Awaitable[None]]
 
 
 class ClusterFailed(Exception):
-    """A group could not be started; the text says why."""
+    """A group could not be started; the message has the reason."""
 
 
 class PlacementRefused(Exception):

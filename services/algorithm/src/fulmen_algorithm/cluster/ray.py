@@ -108,7 +108,7 @@ class RayLaunch:
         self._driver = driver
 
     async def answer(self) -> dict[str, Any]:
-        """Reads what the driver says; empty if it has ended."""
+        """Reads a message of the driver; empty if it has ended."""
         async for line in self._driver.lines():
             with suppress(ValueError):
                 told = json.loads(line)

@@ -107,7 +107,7 @@ def end_with_input() -> None:
 
 
 def main() -> None:
-    """Does what the input says."""
+    """Carries out the orders from standard input."""
     order = json.loads(sys.stdin.readline())
     # Whatever Ray waits for, this process ends with the service; Ray then ends the actors.
     threading.Thread(target=end_with_input, daemon=True).start()

@@ -47,10 +47,10 @@ _log = structlog.get_logger()
 
 
 class Launch(Protocol):
-    """Guardians that an engine starts, and what it says about them."""
+    """Guardians that an engine starts, and its reports about them."""
 
     async def failed(self) -> str:
-        """Waits until the engine says that they cannot run, or have ended; returns why."""
+        """Waits until the engine reports that they cannot run, or have ended; returns the reason."""
 
     async def cancel(self) -> None:
         """Has the engine end them; idempotent."""
@@ -224,7 +224,7 @@ class _Guard:
             await asyncio.sleep(self._silence_s / PINGS_PER_SILENCE)
 
     def lose(self, text: str) -> None:
-        """Counts the process as lost; the text says why."""
+        """Counts the process as lost; the message has the reason."""
         if not self.lost.done():
             self.lost.set_result(text)
 
@@ -283,7 +283,7 @@ class RemoteGroup:
 
         Raises:
             PlacementRefused: if that is to be refused, with every machine and folder.
-            ClusterFailed: if a machine does not say in time.
+            ClusterFailed: if a machine does not answer in time.
         """
         wishes = self._order.wishes
         if not wishes.folders and not wishes.written:

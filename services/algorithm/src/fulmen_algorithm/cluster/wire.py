@@ -96,7 +96,7 @@ async def connect(ticket: Ticket, purpose: bytes) -> tuple[StreamReader, StreamW
 
     Args:
         ticket: The group's.
-        purpose: One byte that says what the connection is for.
+        purpose: One byte with the purpose of the connection.
 
     Raises:
         OSError, TimeoutError: if it cannot be reached.

@@ -30,7 +30,7 @@ class EngineOptions:
         device: `cpu` or `cuda`.
         gpus: GPUs of this machine that the engine sees; empty for all.
         max_batch_size: Requests that are generated together by the embedded engine.
-        router_replay: Whether answers of the embedded engine say which experts computed each token.
+        router_replay: Whether answers of the embedded engine include the experts that computed each token.
         log_folder: Folder for the output of engines in other programs.
         log_suffix: Ends the names of these files, where several engines serve a policy.
         vllm_command: The vLLM program.

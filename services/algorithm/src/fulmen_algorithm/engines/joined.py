@@ -47,7 +47,7 @@ Report = pb.GateCall | pb.WeightsLoaded | pb.WeightsRefused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoiningEngine:
-    """What an engine says of itself when it joins.
+    """Description that an engine gives of itself when it joins.
 
     Attributes:
         engine_id: Its id among the engines of the run.
@@ -70,7 +70,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
     """See `engines.engine.Engine`. One swap at a time.
 
     Attributes:
-        about: What it says of itself.
+        about: Its description of itself.
         tree: From which it learns whence it fetches.
     """
 
@@ -127,7 +127,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
         return 0
 
     async def sampled_tokens(self) -> int:
-        """Returns the number of tokens sampled, as its agent said last."""
+        """Returns the number of sampled tokens, as its agent last reported."""
         return int(self._status.sampled_token_count)
 
     async def healthy(self) -> bool:
@@ -243,7 +243,7 @@ class JoinedEngine(JoinedStream[pb.JoinEngineResponse]):
         """Takes a message of the agent.
 
         Raises:
-            asyncio.QueueFull: if it says more than it was asked.
+            asyncio.QueueFull: if it sends more answers than were requested.
         """
         self.heard()
         match message.WhichOneof("message"):

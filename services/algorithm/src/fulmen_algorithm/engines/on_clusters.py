@@ -79,7 +79,7 @@ class ClusterEngines:
         """Takes an engine that is awaited.
 
         Raises:
-            EngineExists: if it has arrived before: a lost one is started anew.
+            EngineExists: if it has arrived before: a lost one is started again.
         """
         arrival = self._awaited[run, engine.about.engine_id]
         if arrival.done():
@@ -242,7 +242,8 @@ def is_on_cluster(engine: EngineSettings) -> bool:
 
 
 def engine_order(engine: StartedEngine, device: str, *, threads: int) -> GroupOrder:
-    """Returns the order for one engine on a cluster: a process, with GPUs if the run says so, or the service has some.
+    """Returns the order for one engine on a cluster: a process, with GPUs if the run requests them or the service has
+    some.
 
     An engine over several machines gets its GPUs from the cluster by itself.
     """

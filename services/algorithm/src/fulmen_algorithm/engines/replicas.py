@@ -1,4 +1,4 @@
-"""The engines of one policy: all are targets of its routes, and each is supervised by itself.
+"""The engines of one policy: all are targets of its routes, and each is supervised separately.
 
 Invariant: an engine never serves a version under another one's number. One that does not take a new version gets no calls
 until it has been restarted with it; the others serve meanwhile, and the run continues.

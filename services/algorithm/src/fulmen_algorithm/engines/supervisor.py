@@ -297,7 +297,7 @@ class EngineSupervisor:
         It has the newest version when this returns, also if another one was published meanwhile.
 
         Args:
-            anew: Whether an engine that runs is ended first.
+            anew: Whether a running engine is stopped first.
 
         Raises:
             RunFailed: if it cannot be started with these weights, or its name is in use outside the project.

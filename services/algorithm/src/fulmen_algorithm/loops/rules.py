@@ -120,7 +120,7 @@ def rows_of(
 
     Args:
         given: Rows as they came.
-        loss: Name of the loss, which says what a row needs.
+        loss: Name of the loss, which determines the fields that a row needs.
         limits: Limits of the call.
         longest: Tokens of the longest row that the model takes.
         vocabulary: Number of token ids.

@@ -43,7 +43,7 @@ class LoopTrainer:
     """A trainer. Thread: the event loop."""
 
     def __init__(self, record: TrainerRecord, files: TrainerFiles, places: Places) -> None:
-        """Loads nothing yet; reads where it stands."""
+        """Loads nothing yet; reads its progress."""
         self.record = record
         self.files = files
         self.used_s = files.used_s

@@ -1,4 +1,4 @@
-"""Writes one file of an upload from where it stands, and gives it its name once it is complete and has its SHA-256."""
+"""Continues to write one file of an upload, and gives it its name once it is complete and its SHA-256 matches."""
 
 import os
 import threading
@@ -86,7 +86,7 @@ class FileWriter:
             left = left[written:]
 
     def finish(self) -> None:
-        """Makes durable what was written; a complete file gets its name if it is what the manifest says.
+        """Makes durable what was written; a complete file gets its name if it matches the manifest.
 
         Raises:
             UploadDamaged: if it is not; its bytes are dropped.

@@ -168,7 +168,7 @@ class Uploads:
             self._remove(self._folder(name))
 
     def sweep(self, is_used: Callable[[StoredModel], bool]) -> None:
-        """Removes uploads that are idle, and models that are not used; `is_used` says if a run needs one."""
+        """Removes uploads that are idle, and models that are not used; `is_used` returns whether a run needs one."""
         now_s = self._models.clock()
         for project in self._models.projects():
             for folder in self._open(project):
@@ -200,7 +200,7 @@ class Uploads:
             raise unknown(name) from None
 
     def _read(self, folder: Path) -> dict[str, ModelFile]:
-        """Reads the manifest of an upload: what a digest stands for never changes."""
+        """Reads the manifest of an upload: the meaning of a digest never changes."""
         if not (folder / MANIFEST).exists():
             self._manifests.pop(folder, None)
         if folder not in self._manifests:

@@ -61,7 +61,7 @@ class ObjectMirror:
             raise StartupError("The URL of run_storage, or its configuration in the environment, is not usable.") from None
 
     async def pull_journal(self, folder: Path, *, below: int | None = None) -> int:
-        """Downloads the newest journal, optionally below an epoch, unless it is there; returns its epoch, 0 for none."""
+        """Downloads the newest journal, optionally below an epoch, unless it exists; returns its epoch, 0 for none."""
         keys = await self._keys(folder, "")
         epochs = {int(match[1]) for key in keys if (match := _JOURNAL.match(key))}
         epoch = max((each for each in epochs if below is None or each < below), default=0)
@@ -110,7 +110,7 @@ class ObjectMirror:
         await self._upload(folder, [path for path in sorted(journal.iterdir()) if not path.name.startswith(".")])
 
     async def push_folder(self, folder: Path, path: Path) -> None:
-        """Uploads a folder of weights, which never changes, unless it is there."""
+        """Uploads a folder of weights, which never changes, unless it exists."""
         if f"{path.relative_to(folder)}/{COMPLETE}" in await self._keys(folder, str(path.relative_to(folder))):
             return
         await self._upload(folder, [each for each in path.rglob("*") if each.is_file()])

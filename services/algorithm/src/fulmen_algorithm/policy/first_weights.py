@@ -17,7 +17,7 @@ class WeightSources:
 
     Attributes:
         resources: Resources of the project.
-        roots: Folders below which weights may lie.
+        roots: Folders below which weights may be.
         models: Bases; None if the service has none.
         notify: Receives the progress of downloads.
     """

@@ -16,7 +16,7 @@ SETTING = "the service's setting FULMEN_ALGORITHM_MODEL_ROOTS (docs/weights.md)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoots:
-    """Folders below which weights may lie; by default any.
+    """Folders below which weights may be; by default any.
 
     Attributes:
         roots: Folders for every project.

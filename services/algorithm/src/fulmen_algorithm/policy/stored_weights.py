@@ -46,7 +46,7 @@ async def stored_policy(
     """Returns a version to serve or to start from; a delta is rebuilt into a folder of `files` when needed.
 
     Raises:
-        RunFailed: if it is unreadable, or its weights are missing or lie outside of the operator's roots.
+        RunFailed: if it is unreadable, or its weights are missing or outside the operator's roots.
         ResourceNotFound: if it depends on a missing version.
     """
     try:
@@ -131,7 +131,7 @@ async def _existing(folder: Path) -> Path:
 
 
 def read_description(content: Content) -> Mapping[str, Any]:
-    """Reads what a version says of its weights.
+    """Reads the description of a version's weights.
 
     Raises:
         RunFailed: if it is not a version of a policy.

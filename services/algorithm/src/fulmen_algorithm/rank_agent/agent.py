@@ -1,4 +1,5 @@
-"""Offers this machine to a run for as long as the run lasts, and starts guardians of ranks when the service says so.
+"""Offers this machine to a run for as long as the run lasts, and starts guardians of ranks when the service orders
+it.
 
 The guardians and their ranks die with this process. They outlive a stream that breaks: what they are used for is told over
 connections of their own.
@@ -56,7 +57,7 @@ class RankAgent:
 
         Args:
             ranks: The algorithm service.
-            hello: What it says of itself.
+            hello: Its description of itself.
             forks: Forks the ranks; None for fresh processes.
             ca_file: PEM file of the service's authorities on this machine; empty for no TLS.
             place: Folder for files of the run that ranks do not see here.

@@ -17,7 +17,7 @@ BRANCH_PREFIX = "branch-"
 REWARD_MODEL = "reward_model"
 """Dimension of the reward that holds the score of a reward model."""
 INFRASTRUCTURE = frozenset({"INFRA", "LEASE_LOST", "RUNNER_LOST"})
-"""Failures that say nothing about the policy."""
+"""Failures that contain no information about the policy."""
 
 
 class Mode(StrEnum):

@@ -1,4 +1,4 @@
-"""Notices that a run's rewards have collapsed, and says so or rolls the run back to its best checkpoint.
+"""Detects that a run's rewards have collapsed, and records a notice or rolls the run back to its best checkpoint.
 
 Averages over `window` steps are compared, so that one bad step has no effect. What counts as a collapse follows from the
 run's own rewards unless `drop` is given: a fall by half of their spread (the largest standard deviation among the

@@ -1,4 +1,4 @@
-"""What an algorithm and its settings say of themselves: read from docstrings and defaults."""
+"""Descriptions of algorithms and settings, read from docstrings and defaults."""
 
 import inspect
 import re

@@ -80,7 +80,7 @@ class Connections(Protocol):
         """
 
     async def placed(self, run: TrainingRun, settings: RunSettings, notify: Notify, *, trains: bool) -> RunSettings:
-        """Plans where a run's trainer and engines will be, and says so.
+        """Plans the placement of a run's trainer and engines, and reports it.
 
         Returns:
             Its settings, which then name the GPUs of this machine that it holds until `leave`.

@@ -218,7 +218,7 @@ class RunLeases(Protocol):
         """Acquires a lease, to run the run or only for a change; returns its epoch, which is greater than `after_epoch`.
 
         Raises:
-            RunLeaseHeld: if another service holds it, or the run lies in another storage, or it is to be run and another
+            RunLeaseHeld: if another service holds it, or the run is in another storage, or it is to be run and another
                 run of its policy is.
             TrainingRunNotFound: if the run is not recorded.
         """

@@ -85,7 +85,7 @@ class TrainingRun:
         stages: Names of the runs of all stages of its training, in order; empty if it is the only one.
         prompt_version: The best prompt that it found; empty if it searches none or has not ended.
         tags: In order, each once.
-        pause_at_step: Step after which it pauses by itself; 0 for none.
+        pause_at_step: Step after which it pauses automatically; 0 for none.
     """
 
     name: str

@@ -27,7 +27,7 @@ async def wait_for_storage(entry: Entry, error: BaseException | None) -> None:
     reason = "its storage is full" if full else "its storage cannot be written"
     entry.waiting_reason = f"The run waits because {reason}."
     _log.error("run_waits_for_storage", run=entry.run.name, reason=reason, error=str(error))
-    entry.events.notify("warning", f"{entry.waiting_reason} It resumes by itself.")
+    entry.events.notify("warning", f"{entry.waiting_reason} It resumes automatically.")
     wait_s = FIRST_WAIT_S
     try:
         await asyncio.to_thread(entry.files.checkpoint_store().discard_partial)

@@ -55,7 +55,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the hello, when all ranks are there.
+    """The answer to the hello, when all ranks are connected.
 
     Attributes:
         rendezvous: URL at which the ranks meet.

@@ -10,7 +10,7 @@ class Devices:
     """Devices by their names, such as `cuda:1`.
 
     Attributes:
-        policy: That of the policy, and of everything that ranks say to each other.
+        policy: The device of the policy, and of communication between ranks.
         reference: That of the frozen reference policy.
         critic: That of the critic.
     """

@@ -24,7 +24,7 @@ GENERATORS = "generators-{rank}.pt"
 
 
 def standing_of(state: TrainingState) -> Standing:
-    """Returns where this rank stands. With a critic or local steps a copy is not all that there is."""
+    """Returns the progress of this rank. With a critic or local steps a copy is not the complete state."""
     complete = state.critic is None and not state.reducer.steps_locally
     return Standing(steps=state.tried_steps, complete=complete)
 

@@ -63,7 +63,7 @@ class RankEnded(Exception):
     """A rank has ended or is unusable.
 
     Attributes:
-        is_cause: Whether the text says why; False if the end of another rank may say more.
+        is_cause: Whether the text is the cause; False if the end of another rank may be the cause.
     """
 
     is_cause = True
@@ -151,7 +151,7 @@ class Group:
 
 
 class _Arrivals:
-    """Connections of ranks, until all are there."""
+    """Connections of ranks, until all are connected."""
 
     def __init__(self, ranks: int) -> None:
         self.links: list[Link] = []
@@ -160,7 +160,7 @@ class _Arrivals:
         self._ranks = ranks
 
     async def welcome(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Takes a connection. The timeout of the start ends what never says hello."""
+        """Takes a connection. The timeout of the start closes connections without a hello."""
         with suppress(OSError, EOFError, ValueError, msgspec.MsgspecError):
             hello = msgspec.msgpack.decode(await read_message(reader), type=Hello)
             if hello.asks_files:
@@ -196,7 +196,7 @@ async def start_group(module: str, ranks: int, options: GroupOptions, wishes: Wi
             raise TrainerLost("The ranks of the trainer did not start; see the log of the service.") from error
         raise
     group = Group(processes, arrivals.links, arrivals.files)
-    # Ranks of one machine meet where their ticket says, others at the first of them.
+    # Ranks of one machine meet at the address in their ticket, others at the first of them.
     welcome = frame(msgspec.msgpack.encode(Welcome(rendezvous=group.links[0].hello.meeting)))
     for link in group.links:
         link.writer.write(welcome)

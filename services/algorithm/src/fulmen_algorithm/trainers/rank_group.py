@@ -192,7 +192,7 @@ class RankGroupTrainer:
         lost = asyncio.create_task(self._group.lost(), name="group-ends")
         try:
             await asyncio.wait({answered, lost}, return_when=asyncio.FIRST_COMPLETED)
-            # A rank may have said why it ends, and the end of one may be why others fail.
+            # A rank may have reported why it ends, and its end may be why others fail.
             if not _says_why(answered):
                 await asyncio.wait({answered, lost}, timeout=LAST_WORDS_S)
             if not _says_why(answered) and lost.done():
@@ -240,7 +240,7 @@ def wishes_of(compute: ComputeSettings, options: GroupOptions) -> Wishes:
 
 
 def _says_why(answered: "asyncio.Task[Answer]") -> bool:
-    """Returns whether an answer is there, or a reason why there is none."""
+    """Returns whether there is an answer, or a reason why there is none."""
     if not answered.done():
         return False
     error = answered.exception()

@@ -45,12 +45,13 @@ class ServiceLink:
         self.listener: socket.socket | None = None
         """Where this rank waits for the others, if they meet here."""
         self.left: Future[None] = Future()
-        """Set when the service says that other ranks are lost; this one may be in a collective with them."""
+        """Set when the service reports that other ranks are lost; this one may be in a collective with them."""
         threading.Thread(target=self._run, name="service", daemon=True).start()
 
     @property
     def rendezvous(self) -> str:
-        """URL at which the ranks meet; waits until all are there. If one does not come, the service ends this process."""
+        """URL at which the ranks meet; waits until all are connected. If one does not connect, the service ends this
+        process."""
         return self._rendezvous.result()
 
     def next_call(self) -> bytes:

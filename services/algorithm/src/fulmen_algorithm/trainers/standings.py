@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Standing(BaseModel):
-    """Where a rank stands that has left its collectives.
+    """Progress of a rank that has left its collectives.
 
     Attributes:
         steps: Optimiser steps that it has taken or skipped.

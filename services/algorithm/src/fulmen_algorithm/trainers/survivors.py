@@ -75,7 +75,7 @@ def _order(
 
 
 async def _left(link: Link, asked: "asyncio.Task[Answer]") -> Standing:
-    """Has a rank leave the call that it is in; returns where it stands.
+    """Makes a rank leave its current call; returns its progress.
 
     Raises:
         RankEnded: if it ends or has failed.

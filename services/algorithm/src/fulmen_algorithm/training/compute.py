@@ -28,7 +28,7 @@ class Balance(StrEnum):
 
 
 class BesidePolicy(Strict):
-    """Where the models beside the policy are.
+    """Placement of the models beside the policy.
 
     Attributes:
         reference_gpus: `own` for separate GPUs of the reference, one for each rank, or a list of them on the service's

@@ -24,7 +24,7 @@ class StorageFailed(OSError):
 
 
 def is_storage_trouble(error: BaseException | None) -> bool:
-    """Returns whether an error says that storage is full or unreachable, which passes."""
+    """Returns whether an error means that storage is full or unreachable, which is temporary."""
     return isinstance(error, StorageFailed) or (isinstance(error, OSError) and error.errno in _TROUBLE)
 
 

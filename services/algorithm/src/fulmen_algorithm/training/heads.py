@@ -18,7 +18,7 @@ AFTER_HEAD: Mapping[str, tuple[Any, ...]] = {
     "logits_scaling": (*_UNSET, 1.0),  # Granite
     "lm_head_multiplier": (*_UNSET, 1.0),  # Falcon H1
 }
-"""Settings of configurations that say what follows the head, and the values with which nothing does."""
+"""Settings of configurations for operations after the head, and the values that disable them."""
 
 
 def setting_after_head(config: Mapping[str, Any]) -> str:

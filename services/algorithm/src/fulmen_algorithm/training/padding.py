@@ -21,7 +21,7 @@ def packing_share(settings: Any, model_dir: Path, demonstrations: Sequence[Mappi
         demonstrations: Conversations.
 
     Returns:
-        None if the folder has no tokenizer, or if it cannot render a demonstration: the run says why.
+        None if the folder has no tokenizer, or if it cannot render a demonstration: the run reports the reason.
     """
     from transformers import AutoTokenizer
 

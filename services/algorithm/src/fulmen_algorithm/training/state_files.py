@@ -314,7 +314,7 @@ def _own_errors() -> Iterator[None]:
     """Raises the error of the first rank that failed instead of the library's own, which no caller expects."""
     try:
         with warnings.catch_warnings():
-            # It says that one process is alone.
+            # It reports that one process is alone.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             yield
     except CheckpointException as error:

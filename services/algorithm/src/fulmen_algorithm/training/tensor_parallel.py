@@ -54,7 +54,7 @@ def _split(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def _planned(model: PreTrainedModel, module: str) -> str:
-    """Returns what the plan says of a module; empty if nothing."""
+    """Returns the plan's entry for a module; empty if there is none."""
     inner = module.removeprefix(f"{model.base_model_prefix}.")
     plan = model.config.get_text_config().base_model_tp_plan or {}
     return str(plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", inner), ""))

@@ -36,7 +36,8 @@ def split_problems(config: Mapping[str, Any], tensor: int) -> list[str]:
 
 
 def folder_problems(model_dir: Path, tensor: int) -> list[str]:
-    """Returns the same of the model in a folder; blocks. Nothing is said of one that cannot be read: its trainer says why."""
+    """Returns the same of the model in a folder; blocks. A model that cannot be read has no problems here: its trainer
+    reports the reason."""
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
     except (OSError, ValueError):

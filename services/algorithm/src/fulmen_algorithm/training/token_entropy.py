@@ -13,7 +13,7 @@ from torch import Tensor
 class _Entropy(torch.autograd.Function):
     """H = sum_v -p_v log p_v, whose slope by a logit is -p_v (log p_v + H).
 
-    Autograd by itself would keep two more tensors of V numbers for each position.
+    Autograd alone would keep two more tensors of V numbers for each position.
     """
 
     @staticmethod

@@ -62,7 +62,7 @@ class JoinStreams:
         reading: Coroutine[Any, Any, None],
         silence_limit_s: float,
     ) -> AsyncGenerator[Order]:
-        """Yields what is said to a machine, until it leaves.
+        """Yields messages to a machine, until it leaves.
 
         Args:
             joined: The stream.

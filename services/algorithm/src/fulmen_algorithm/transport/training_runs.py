@@ -107,7 +107,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
     async def PlanTrainingRun(
         self, request: pb.PlanTrainingRunRequest, context: grpc.aio.ServicerContext
     ) -> pb.PlanTrainingRunResponse:
-        """Plans the GPUs of a run, and of the stages that follow it, and says what runs like them measured."""
+        """Plans the GPUs of a run, and of the stages that follow it, and returns the measurements of similar runs."""
         asked = request.training_run
         project = require_project(asked.project or project_in(asked.name))
         messages = (asked, *islice(request.next_stages, MAX_STAGES - 1))
@@ -141,7 +141,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         """Returns a run."""
         entry = await self._entry(request.name)
         if entry.elsewhere:
-            # The owner may have died or stopped a moment ago: what it said last is an answer too.
+            # The owner may have died or stopped a moment ago: its last state is a valid answer.
             with suppress(Unavailable, DeadlineExceeded):
                 forwarded = await self._forwarding.call(
                     entry.owner_address, "GetTrainingRun", request, context, limit_s=READ_LIMIT_S

@@ -116,7 +116,7 @@ class WeightAgent:
 
         Args:
             engines: The algorithm service.
-            hello: What it says of itself, without a version.
+            hello: Its description of itself, without a version.
             options: How the engine is started.
             starter: Starts it.
             fetcher: Fetches its weights.
@@ -183,7 +183,7 @@ class WeightAgent:
                 await _end(task)
 
     async def _leave(self, say: "asyncio.Queue[pb.JoinEngineRequest | None]") -> None:
-        """Ends what is said when the agent is to leave; the service then ends the stream, once the proxy has no call here."""
+        """Ends its messages when the agent is to leave; the service then ends the stream, once the proxy has no call here."""
         await self._leaving.wait()
         _log.info("leaving")
         say.put_nowait(None)

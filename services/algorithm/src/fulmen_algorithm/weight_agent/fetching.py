@@ -102,7 +102,7 @@ class VersionFetcher:
 
         Raises:
             FulmenError: the service's last answer.
-            TransferFailed: if it sends something else than it says.
+            TransferFailed: if it sends data that does not match its manifest.
             OSError: if a file cannot be written.
         """
         version = _number(order.policy_version)
@@ -235,7 +235,7 @@ class VersionFetcher:
             await line[1].close()
 
     def _remove(self, *, keep: "list[Path] | tuple[Path, ...]") -> None:
-        """Removes all folders but those to keep, those they lie in, and the base of adapters."""
+        """Removes all folders except those to keep, their parents, and the base of adapters."""
         for path in [*self._folder.iterdir(), *(self._folder / "whole").glob("*")]:
             is_kept = any(each == path or each.is_relative_to(path) for each in keep)
             if path.name != _BASE and not is_kept and path.is_dir():

@@ -71,7 +71,7 @@ def copies_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -
 
 
 class FirstRankFailed(Exception):
-    """The first rank has raised an error, which it answers with; the others have nothing to say."""
+    """The first rank has raised an error, which it reports; the others have nothing to report."""
 
 
 def with_each(

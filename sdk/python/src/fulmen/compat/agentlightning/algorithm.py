@@ -16,7 +16,7 @@ __all__ = ["APO", "VERL", "Baseline", "NotPorted", "Planned"]
 
 
 class NotPorted(NotImplementedError):
-    """The program uses a part of Agent Lightning that another part of Fulmen replaces; the message says which."""
+    """The program uses a part of Agent Lightning that another part of Fulmen replaces; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

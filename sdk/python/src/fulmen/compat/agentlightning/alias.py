@@ -60,7 +60,7 @@ class _Finder(MetaPathFinder, Loader):
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: the names are there."""
+        """Does nothing: the names exist."""
 
 
 if not any(isinstance(each, _Finder) for each in sys.meta_path):

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class _Replaced:
-    """A part that a service stands for."""
+    """A part that a service replaces."""
 
     _by = ""
 

@@ -54,7 +54,7 @@ _SERVICES = (
     "tracer",
     "triplet_exporter",
 )
-"""Arguments of theirs that services of Fulmen stand for."""
+"""Arguments of Agent Lightning that services of Fulmen replace."""
 
 
 class Trainer:

@@ -54,7 +54,7 @@ class Dpo:
             margins = [chosen.ratio - rejected.ratio for chosen, rejected in found]
             metrics = {
                 "loss": slopes.loss,
-                # An equal margin, as at the first step, says as little as a coin.
+                # An equal margin, as at the first step, counts as half.
                 "accuracy": sum(0.5 if not m else float(m > 0) for m in margins) / len(margins),
                 "margin_mean": settings.loss.beta * sum(margins) / len(margins),
                 "chosen_ratio_mean": sum(m.ratio for m in measured[::2]) / len(margins),

@@ -128,7 +128,7 @@ class RewardModel:
             mean = fmean(scores)
             metrics = {
                 "loss": slopes.loss,
-                # Equal scores say as little as a coin.
+                # Equal scores count as half.
                 "accuracy": fmean(0.5 if not gap else float(gap > 0) for gap in gaps),
                 "margin_mean": fmean(gaps),
                 "score_mean": mean,

@@ -46,7 +46,7 @@ class Opponents:
         """Serves the opponent of the present step, whose weights are published; returns metrics.
 
         Raises:
-            RunFailed: if no engine can be started beside that of the policy.
+            RunFailed: if no engine can be started in addition to the policy's.
             Interrupted: if the run was asked to stop.
         """
         if self._settings is None:

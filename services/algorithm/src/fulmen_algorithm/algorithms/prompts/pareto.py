@@ -12,7 +12,7 @@ Scores = Mapping[str, Sequence[float | None]]
 
 
 def mean(scores: Sequence[float | None]) -> float:
-    """Returns the mean of the scores that are there; 0 if none is."""
+    """Returns the mean of the present scores; 0 if there are none."""
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known else 0.0
 

@@ -1,4 +1,4 @@
-"""Why the pods of a group cannot run, or have ended: what their documents say.
+"""Why the pods of a group cannot run, or have ended, from their documents.
 
 Invariant: functions of documents and times alone.
 """
@@ -28,7 +28,7 @@ class Failure:
 
     Attributes:
         text: What happened.
-        pod: A pod whose log may say more; empty if none does.
+        pod: A pod whose log may have details; empty if there is none.
     """
 
     text: str

@@ -16,7 +16,8 @@ FIELD = "settings.engine.router_replay"
 
 
 def replay_problems(settings: RunSettings, policy: PolicySpec) -> list[Violation]:
-    """Returns what can be said before a run is created; blocks. The folder of `policy.path` is known to be allowed."""
+    """Returns the problems that can be found before a run is created; blocks. The folder of `policy.path` is known to
+    be allowed."""
     if not replays(settings):
         return []
     problems = []

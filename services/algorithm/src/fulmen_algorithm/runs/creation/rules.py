@@ -133,7 +133,7 @@ class CreationRules:
         clusters: Names of the clusters on which ranks may run.
         joined_clusters: Those of machines that join, on which engines may not.
         ray_clusters: Those of Ray.
-        model_roots: Folders below which `policy.path` may lie.
+        model_roots: Folders below which `policy.path` may be.
         models: Models that `policy.base` may name.
         is_taken: Whether a model name is in use outside a project.
         gpu_plan: Plans the GPUs of this machine for a run, which trains weights or not, whatever others hold.
@@ -224,7 +224,7 @@ async def checked_with_resources(
 
 
 async def _split_problems(settings: AlgorithmSettings, policy: PolicySpec) -> list[Violation]:
-    """Checks whether matrices can be split; of models in no folder of this machine yet, the trainer says it."""
+    """Checks whether matrices can be split; for models that are not yet on this machine, the trainer checks it."""
     if settings.parallel.tensor == 1 or policy.origin is not PolicyOrigin.PATH:
         return []
     found = await asyncio.to_thread(folder_problems, Path(policy.source), settings.parallel.tensor)

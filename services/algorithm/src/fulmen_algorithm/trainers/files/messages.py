@@ -54,7 +54,7 @@ class WriteFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FinishFile(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Says that a file has been sent as a whole; it then appears, unless its digest is another one."""
+    """Reports that a file has been sent completely; it then appears, unless its digest differs."""
 
     folder: str
     path: str
