@@ -26,7 +26,7 @@ class Looked(Generic[SeenT]):
     """What a look saw.
 
     Attributes:
-        seen: What is there now.
+        seen: The current state.
         is_news: Whether watchers are to know.
         has_more: Whether the next look follows without a pause.
     """

@@ -281,7 +281,7 @@ class StoreMetrics:
         )
 
     def watch_database(self, is_up: Callable[[], int]) -> None:
-        """Reports, at every scrape, whether PostgreSQL is there."""
+        """Reports, at every scrape, whether PostgreSQL is available."""
         self._meter.create_observable_gauge(
             "fulmen.store.database.up",
             callbacks=[_observer(is_up)],

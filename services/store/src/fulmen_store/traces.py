@@ -21,7 +21,7 @@ _MS: Final = 1_000_000
 
 
 class RolloutTraces:
-    """Adds the spans under which those of runners, proxies and backends lie."""
+    """Adds the parent spans of the spans of runners, proxies and backends."""
 
     def __init__(self, traces: OwnTraces, projects: ProjectNames) -> None:
         self._traces = traces

@@ -24,7 +24,7 @@ COOKIE: Final = "fulmen_session"
 _LABEL: Final = b"fulmen console sessions"
 _ABOUT: Final = "session"
 MAX_TOKEN_BYTES: Final = 2048
-# A cookie is written anew when this share of its time has passed.
+# A cookie is renewed when this share of its time has passed.
 _RENEWED_AFTER: Final = 0.1
 
 

@@ -197,7 +197,7 @@ def sampler_request(checkpoint: str, request_id: str) -> pb.CreateTrainerRequest
 
 
 def lora_of(config: LoraConfig) -> pb.TrainerLora:
-    """Returns adapters. The unembedding has none, whatever `train_unembed` says.
+    """Returns adapters. The unembedding has none, whatever the value of `train_unembed`.
 
     Raises:
         ArgumentInvalid: if nothing would train.

@@ -1,4 +1,5 @@
-"""Sessions of programs, with their models and samplers. They end when their program says so, or is not heard for a while.
+"""Sessions of programs, with their models and samplers. They end when their program ends them, or sends nothing for a
+while.
 
 In memory: after a restart of the console a program begins again from its last checkpoint. What is trained is on the algorithm
 service.

@@ -1,4 +1,4 @@
-"""`GET /services`: which services answer and are ready, as each says of itself."""
+"""`GET /services`: which services answer and are ready, as reported by each."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class AttemptChecks:
             FulmenError: if the store does not answer.
         """
         (status,) = await self.ask([(key.subject, key.epoch)])
-        # The guard refuses one that was cancelled, and says so.
+        # The guard refuses a cancelled attempt, and reports it.
         is_running = status.state in (AttemptState.LIVE, AttemptState.CANCEL_REQUESTED)
         return is_running and status.project == key.project
 

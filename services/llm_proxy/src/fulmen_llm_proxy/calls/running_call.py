@@ -93,6 +93,6 @@ class RunningCall:
     counts: TokenCounts | None = None
 
     def patience_s(self) -> float | None:
-        """Returns how much longer the caller waits, seconds; None if it does not say."""
+        """Returns how much longer the caller waits, seconds; None if it does not specify it."""
         timeout_s = self.head.timeout_s
         return None if timeout_s is None else timeout_s - (time.perf_counter() - self.started)

@@ -266,8 +266,7 @@ class CallSender:
         """Waits for the end of the hold; returns a plan made afterwards, whose backend is not held.
 
         A hold is part of the backend in the routing table, so every replica of the proxy observes it. It ends when the
-        table says so, or when it expires. The new plan may have another policy version or
-        another backend.
+        table ends it, or when it expires. The new plan may have another policy version or another backend.
         """
         while True:
             dispatch = self._planner.plan(call, next_try)

@@ -1,4 +1,4 @@
-"""Takes engines out of their routes that answer with an older policy version than the one they are said to serve.
+"""Holds engines that answer with an older policy version than the route assumes.
 
 A version is promoted when its engine has loaded it, so a call that is sent after that gets no older token. One that does
 went to another engine: one that lost its weights, or was registered in the place of the right one.

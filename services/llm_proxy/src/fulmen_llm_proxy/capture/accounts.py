@@ -28,7 +28,7 @@ from fulmen.store.v1 import proxy_service_pb2_grpc
 from fulmen_llm_proxy.capture.ledger import AttemptLedger, Summary
 
 RENEWAL_S: Final = 2.0
-"""Interval of calls that say that this process lives, seconds; the store counts it as lost after 10 s."""
+"""Interval of calls that renew the membership of this process, seconds; the store counts it as lost after 10 s."""
 HOLD_S: Final = 30.0
 """Time for which an answer is kept back, seconds; then the call fails, and may be made again."""
 CALL_TIMEOUT_S: Final = 5.0

@@ -99,7 +99,7 @@ def logprobs_in_python(joined: bytes) -> tuple[bytes, bytes, Sequence[int]]:
 
 
 def _texts(found: _Logprobs) -> list[bytes]:
-    """Returns the bytes of each token, empty where the backend does not say."""
+    """Returns the bytes of each token, empty where the backend does not report them."""
     if found.token_logprobs:
         return [_text(each, None) for each in found.tokens] if isinstance(found.tokens, list) else []
     entries = found.content or ()

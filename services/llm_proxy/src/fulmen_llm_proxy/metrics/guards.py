@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class GuardMetrics:
-    """Counts what guards say."""
+    """Counts the verdicts of guards."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._checks = Counter(

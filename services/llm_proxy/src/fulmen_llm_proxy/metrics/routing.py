@@ -75,7 +75,7 @@ class RoutingMetrics(Collector):
         self._queue_refusals.inc()
 
     def found_stale(self, backend_id: str) -> None:
-        """Counts an answer with an older policy version than its backend is said to serve."""
+        """Counts an answer with an older policy version than the route assumes for its backend."""
         self._stale.labels(backend_id).inc()
 
     def stepped_back(self) -> None:

@@ -41,7 +41,7 @@ class RecordingDelivery:
         self._stub = call_service_pb2_grpc.CallServiceStub(channel)
         self._retry = retry
         self._metrics = buffer.metrics
-        # The log says once what the metrics count.
+        # Logged once; the metrics count every case.
         self._told: set[tuple[str, str]] = set()
 
     async def run(self) -> None:

@@ -26,7 +26,7 @@ _FINISHES: Final = {
     "end_turn": "stop", "stop_sequence": "stop", "completed": "stop", "tool_use": "tool_calls", "max_tokens": "length",
     "incomplete": "length",
 }  # fmt: skip
-"""Words of other APIs as the chat API says them."""
+"""Terms of other APIs and their equivalents in the chat API."""
 _MAX_WORD: Final = 128
 _STRANGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Exceptions that unforeseen foreign JSON may raise."""

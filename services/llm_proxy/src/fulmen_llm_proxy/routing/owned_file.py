@@ -1,4 +1,4 @@
-"""What a file owns: its routes and backends become what it says, and are changed in no other way.
+"""What a file owns: its routes and backends become equal to its contents, and are changed in no other way.
 
 Invariant: nothing of a set is published unless all of it is valid. More changes than the store accepts in one request are
 published in an order in which every route finds its backends.
@@ -111,7 +111,7 @@ class OwnedFiles:
         """Returns what there is.
 
         Raises:
-            ArgumentInvalid: if the set is not valid beside it.
+            ArgumentInvalid: if the set is not valid together with it.
         """
         held = self._held()
         if problems := [*_set_problems(wanted), *_conflicts(wanted, held)]:
@@ -126,7 +126,7 @@ class OwnedFiles:
 
 
 def _set_problems(wanted: FileSet) -> Iterable[Violation]:
-    """Yields what is wrong with a set by itself."""
+    """Yields the problems of a set on its own."""
     if not _FILE.fullmatch(wanted.file):
         yield Violation(field="file", description=f"is not of the form {_FILE.pattern}")
     kinds: dict[str, Sequence[backend_pb2.Backend] | Sequence[route_pb2.Route]] = {

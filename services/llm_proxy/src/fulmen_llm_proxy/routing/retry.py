@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 MAX_RETRY_AFTER_S = 30.0
 PATIENCE_S = 10.0
-"""How long a caller is kept waiting by retries that does not say how long it waits: less than clients' usual 30 s."""
+"""How long retries keep a caller waiting that does not specify its timeout: less than clients' usual 30 s."""
 _SHARE_OF_PATIENCE = 0.9  # the rest is for reporting the last try's failure
 _MAX_DIGITS = 9
 _NOT_IMPLEMENTED = 501
@@ -44,7 +44,7 @@ class RetryPolicy:
     max_delay_s: float = 1.0
 
     def within(self, patience_s: float | None) -> RetryPolicy:
-        """Returns the policy for a caller that waits so many seconds more; None if it does not say."""
+        """Returns the policy for a caller that waits so many seconds more; None if it does not specify it."""
         left_s = PATIENCE_S if patience_s is None else max(0.0, patience_s * _SHARE_OF_PATIENCE)
         return replace(self, deadline_s=min(self.deadline_s, left_s))
 

@@ -1,5 +1,5 @@
-"""Translates the tools of a Responses request to functions of chat completions, and says which of the caller's tools a
-function is.
+"""Translates the tools of a Responses request to functions of chat completions, and maps functions back to the
+caller's tools.
 
 Chat completions have functions only, in one list. A tool of a namespace becomes the function `namespace__name`. A custom
 tool, whose input is a text, becomes a function with that text as its only argument, as engines constrain no grammar of a
@@ -110,7 +110,7 @@ def input_of(arguments: str) -> str:
 
 
 def add_tools(fields: Fields, chat: Fields, unsupported: UnsupportedFields) -> None:
-    """Adds the tools of a Responses request, and what it says of their use, to a chat request.
+    """Adds the tools of a Responses request, and its settings for their use, to a chat request.
 
     Raises:
         ArgumentInvalid: if a field has the wrong type.

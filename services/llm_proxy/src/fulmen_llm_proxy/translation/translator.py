@@ -63,7 +63,7 @@ class Translator(Protocol):
 class UnsupportedFields:
     """Collects unsupported fields, to report all of them together.
 
-    Parameters may be dropped instead. What was said is never dropped: the answer would be one to something else.
+    Parameters may be dropped instead. Messages are never dropped: the answer would be to a different conversation.
 
     Attributes:
         drops: whether parameters are dropped.

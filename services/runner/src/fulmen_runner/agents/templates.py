@@ -38,7 +38,7 @@ class Placeholders:
         """Returns the value of a placeholder.
 
         Raises:
-            LookupError: If it has none; the text says why.
+            LookupError: If it has none; the message has the reason.
         """
         if name in self.named:
             return self.named[name]

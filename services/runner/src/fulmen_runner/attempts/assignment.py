@@ -31,7 +31,7 @@ class Assignment:
         rollout: `projects/{project}/rollouts/{uuid}`.
         number: The n of `attempt`.
         agent: `resources/{id}/versions/{n}`; empty for the runner's default agent.
-        input: The task, encoded as `input_content_type` says.
+        input: The task, encoded as `input_content_type`.
         attempt_key: The agent's key for the model API. Secret.
         timeout_s: Timeout of the attempt, in seconds.
         prompts: Text of each prompt among `resource_versions`, by name; fetched before the agent starts.

@@ -22,7 +22,7 @@ _MAX_BEGINNINGS = 1000
 """Places of a secret that are compared with the beginning of a text; only one that repeats itself has more."""
 
 _MIN_LINE = 16
-"""Shortest line of a secret of several lines that is masked by itself."""
+"""Shortest line of a multi-line secret that is masked separately."""
 
 
 def masked(text: str, secrets: Sequence[str]) -> str:

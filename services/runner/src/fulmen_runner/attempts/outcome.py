@@ -65,7 +65,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The attempt failed; `message` says why and contains no secret."""
+    """The attempt failed; `message` has the reason and contains no secret."""
 
     kind: FailureKind
     message: str

@@ -86,7 +86,7 @@ class LeaseGuard:
         block: _Block | None = None
         while not self._stopped.wait(BEAT_S):
             beat, now_s = self._beat, time.monotonic()
-            # Time in which this thread did not run either says nothing about the loop.
+            # Time in which this thread did not run either contains no information about the loop.
             passed_s, looked_s = min(now_s - looked_s, 2 * BEAT_S), now_s
             if beat != seen or block is None:
                 if block is not None and block.logged:

@@ -1,4 +1,4 @@
-"""Use cases of annotations: adds, changes and deletes them, and says how far their authors agree."""
+"""Use cases of annotations: adds, changes and deletes them, and computes how far their authors agree."""
 
 from __future__ import annotations
 

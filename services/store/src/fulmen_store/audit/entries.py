@@ -66,8 +66,8 @@ def entry_of(line: Mapping[str, Any]) -> Entry:
 def _project(line: Mapping[str, Any]) -> str:
     """Returns the project whose admins see an entry.
 
-    That of the token: a refused call for another project's things says nothing to that project. Of a token for all projects,
-    the one that the request names, by default the default one, unless the call is about all of them.
+    The token's project: a refused call for another project's objects does not concern that project. For a token for all
+    projects, the one that the request names, by default the default one, unless the call is about all of them.
     """
     if line["project"] not in ("", ALL_PROJECTS):
         return str(line["project"])

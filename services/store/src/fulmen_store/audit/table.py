@@ -19,7 +19,7 @@ class AuditTable:
         self._database = database
 
     async def add(self, entries: Sequence[Entry]) -> None:
-        """Adds entries; those that are there are left out."""
+        """Adds entries; existing ones are skipped."""
         await self._database.fetch("add_audit_entries", *arguments("audit/audit.sql", "entry", entries))
 
     async def page(

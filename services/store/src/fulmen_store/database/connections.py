@@ -18,7 +18,7 @@ STATEMENT_LIMIT_S: Final = 15.0
 # Violated by a rollout that names a version which was removed at the same moment.
 USE_CONSTRAINT: Final = "resource_use_is_kept"
 
-# Plans must stay index probes whatever the statistics say, also those made while the tables were empty.
+# Plans must stay index probes whatever the statistics are, also if they were made while the tables were empty.
 HOT_SETTINGS: Final = {
     "application_name": "fulmen-store",
     "enable_seqscan": "off",

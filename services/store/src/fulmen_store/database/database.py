@@ -79,7 +79,7 @@ class Database:
         self._pool = pool
 
     async def look(self, connection: Any = None) -> None:
-        """Looks whether the server is writable, and what time it is there; over a connection of the pool if none is given.
+        """Checks whether the server is writable, and its time; over a connection of the pool if none is given.
 
         Raises:
             DatabaseUnavailable: If it is read-only or does not answer.
@@ -258,7 +258,7 @@ async def connect(dsn: str, *, connections: int, start_limit_s: float, standby_d
         else:
             standby = await open_standby(standby_dsn, connections=connections) if standby_dsn else None
             database = Database(pool, standby)
-            with suppress(DatabaseUnavailable):  # for the time; the watch says whether it is up
+            with suppress(DatabaseUnavailable):  # for the time; the watch reports whether it is up
                 await database.look()
             return database
 

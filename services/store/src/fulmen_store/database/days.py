@@ -1,4 +1,4 @@
-"""Days of rollouts: spans lie in a partition for each, and statements name the days that they need.
+"""Days of rollouts: spans are in a partition for each, and statements name the days that they need.
 
 The bounds are constants of the statement. PostgreSQL leaves the other days out when it plans, and then opens and locks the same
 few tables however many days are kept; with parameters it would lock every day, and look at them while it runs.

@@ -18,7 +18,7 @@ _log = structlog.get_logger()
 
 
 def read_column(message: Any, stored: bytes | None, *, max_bytes: int | None = None) -> Any:
-    """Returns a stored message; None if there is none, or if it cannot be read, which the log says once.
+    """Returns a stored message; None if there is none, or if it cannot be read, which is logged once.
 
     Args:
         message: The class of the message.

@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 
 class ClockMender:
-    """Mends moments that lie too far in the future."""
+    """Corrects times that are too far in the future."""
 
     def __init__(self, database: Database, dispatcher: Dispatcher, lease_ttl_s: float, cancel_grace_s: float) -> None:
         """Creates the role.

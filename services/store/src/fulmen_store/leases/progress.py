@@ -91,7 +91,7 @@ def _parts(
 
 
 def _stored(progress: attempt_pb2.AttemptProgress, *, now_s: float) -> bytes:
-    """Encodes a report to store; empty if it is malformed or says nothing."""
+    """Encodes a report to store; empty if it is malformed or empty."""
     kept = attempt_pb2.AttemptProgress()
     if progress.HasField("fraction"):
         if not (math.isfinite(progress.fraction) and 0 <= progress.fraction <= 1):

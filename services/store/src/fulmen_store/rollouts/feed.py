@@ -54,7 +54,7 @@ class FeedFollower:
     """Follows the feed for watchers."""
 
     def __init__(self, *, table: FeedTable, watch: FeedWatch) -> None:
-        """Creates the follower; `watch` says when there may be something to read."""
+        """Creates the follower; `watch` reports when there may be something to read."""
         self._table = table
         self._watch = watch
 

@@ -349,7 +349,7 @@ class FeedTable:
         return members
 
     async def news(self, bounds: Mapping[int, int | None], *, limit: int) -> list[FeedNews]:
-        """Returns what is new in projects, each since its bound; a bound of None stands for the present.
+        """Returns what is new in projects, each since its bound; a bound of None means now.
 
         Args:
             bounds: A transaction id per project: `settled` of the last answer.

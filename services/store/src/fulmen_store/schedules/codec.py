@@ -99,7 +99,7 @@ def _problems(message: pb.Schedule) -> Iterator[tuple[str, str]]:
 
 
 def _rollout_problems(message: pb.Schedule, project: str) -> list[Violation]:
-    """Returns what is wrong with the rollouts, without what `_problems` says of them."""
+    """Returns the problems of the rollouts, without those that `_problems` returns."""
     copy = pb.Schedule()
     copy.rollouts.extend(message.rollouts[:MAX_ROLLOUTS])
     problems = []

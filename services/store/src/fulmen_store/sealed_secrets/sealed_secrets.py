@@ -1,4 +1,4 @@
-"""Sets, lists, deletes and opens secrets; seals them anew after the signing key has changed.
+"""Sets, lists, deletes and opens secrets; seals them again after the signing key has changed.
 
 Invariant: a value is in the database only sealed, bound to its project, name and hosts, and leaves the store only for
 the attempt whose agent names it or, sealed with a key of the proxy's, as a key of backends.

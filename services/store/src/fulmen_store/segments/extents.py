@@ -1,4 +1,4 @@
-"""Extents: where the chunks of a rollout lie in a segment.
+"""Extents: the places of a rollout's chunks in a segment.
 
 A segment is the payloads of its chunks, one after the other. What is said of each chunk is in PostgreSQL, in 47 bytes.
 """
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The chunks of a rollout that lie together in a segment, as they are stored."""
+    """The chunks of a rollout that are together in a segment, as they are stored."""
 
     rollout_id: UUID
     start_byte: int
@@ -70,7 +70,7 @@ def segment_key(day: datetime.date, segment_id: int) -> str:
 
 
 def pack(entries: Sequence[Entry], start_byte: int) -> Extent:
-    """Packs the chunks of a rollout, whose payloads lie one after the other."""
+    """Packs the chunks of a rollout, whose payloads follow each other."""
     heads = b"".join(
         _HEAD.pack(
             each.attempt, each.chunk_id.bytes, each.span_count, each.codec, each.start_ns, each.end_ns, each.size_bytes,

@@ -1,4 +1,4 @@
-"""Segments of spans in PostgreSQL: which there are, and where chunks lie in them.
+"""Segments of spans in PostgreSQL: the existing ones, and the places of chunks in them.
 
 Locks are taken in one order: chunks, extents by rollout, segments by id.
 """
@@ -49,7 +49,7 @@ class MovableChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WastefulSegments:
-    """Segments of a project and day that are better written anew: those with dead bytes first, then the smallest.
+    """Segments of a project and day that should be rewritten: those with dead bytes first, then the smallest.
 
     Attributes:
         project_id: The project.
@@ -67,7 +67,7 @@ class WastefulSegments:
 
 
 async def remove_extents(transaction: Transaction, rollout_ids: Sequence[UUID]) -> None:
-    """Removes the places of rollouts' chunks; their segments are written anew, or go, later."""
+    """Removes the places of rollouts' chunks; their segments are rewritten or removed later."""
     lost: Counter[int] = Counter()
     for row in await transaction.fetch("remove_extents", rollout_ids):
         lost[row["segment_id"]] += Extent(rollout_id=UUID(int=0), start_byte=0, heads=row["heads"]).size_bytes
@@ -116,7 +116,7 @@ class SegmentTable:
     async def commit_moved(
         self, segment_id: int, entries: Sequence[Entry], extents: Sequence[Extent], size: int
     ) -> int:
-        """Takes chunks out of the table and notes where they lie, in one commit; returns the number of live bytes.
+        """Removes chunks from the table and records their places, in one commit; returns the number of live bytes.
 
         Rollouts that were deleted meanwhile are left out.
 
@@ -155,14 +155,14 @@ class SegmentTable:
             return live
 
     async def entries_of_rollouts(self, rollout_ids: Sequence[UUID]) -> list[Entry]:
-        """Returns the chunks of rollouts that lie in segments."""
+        """Returns the chunks of rollouts that are in segments."""
         found: list[Entry] = []
         for row in await self._database.fetch("extents_of_rollouts", rollout_ids):
             found += _entries(row)
         return found
 
     async def entries_of_segments(self, segment_ids: Sequence[int]) -> list[Entry]:
-        """Returns the chunks that lie in segments, by rollout and segment."""
+        """Returns the chunks that are in segments, by rollout and segment."""
         found: list[Entry] = []
         for row in await self._database.fetch("extents_of_segments", segment_ids):
             found += _entries(row)

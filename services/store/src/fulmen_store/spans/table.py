@@ -68,7 +68,7 @@ class ChunkHead:
     """A chunk without its payload.
 
     Attributes:
-        entry: Where it lies in a segment; None if it is in the table.
+        entry: Its place in a segment; None if it is in the table.
     """
 
     rollout_id: UUID

@@ -120,7 +120,7 @@ class AnnotationService(annotation_service_pb2_grpc.AnnotationServiceServicer):
     async def GetAgreement(
         self, request: pb.GetAgreementRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetAgreementResponse:
-        """Says how far authors agree."""
+        """Computes how far authors agree."""
         project = require_project(request.project)
         dimension = _dimension(request.dimension, "dimension")
         level = _level(request.level)

@@ -38,7 +38,7 @@ class EffectService(effect_service_pb2_grpc.EffectServiceServicer):
     async def BeginEffect(
         self, request: pb.BeginEffectRequest, context: grpc.aio.ServicerContext
     ) -> pb.BeginEffectResponse:
-        """Begins an effect, or returns how it stands."""
+        """Begins an effect, or returns its state."""
         attempt, effect = await self._effect(request)
         view = await self._table.begin(effect, attempt=attempt.number, token=request.token, max_count=MAX_EFFECTS)
         if view is None:

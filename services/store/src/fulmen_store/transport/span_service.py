@@ -330,7 +330,7 @@ def _write_problem(new: NewChunk) -> str:
 def _read_together(
     parents: Sequence[SpanParent], found: Sequence[Sequence[ChunkHead]]
 ) -> list[list[tuple[SpanParent, Sequence[ChunkHead]]]]:
-    """Groups parents that follow each other: spans of neighbours lie side by side in a segment. No two of a group are of one rollout."""
+    """Groups parents that follow each other: spans of neighbours are side by side in a segment. No two of a group are of one rollout."""
     groups: list[list[tuple[SpanParent, Sequence[ChunkHead]]]] = []
     rollouts: set[UUID] = set()
     for parent, heads in zip(parents, found, strict=True):

@@ -31,7 +31,7 @@ __all__ = ["EndedRow", "UsageTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRow:
-    """Whose an attempt is, and what its runner said of itself, serialized; names are empty without one."""
+    """The owner of an attempt, and its runner's description of itself, serialized; names are empty without one."""
 
     project: str = ""
     training_run: str = ""

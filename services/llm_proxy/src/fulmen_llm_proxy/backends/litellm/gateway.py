@@ -133,7 +133,8 @@ class Gateway:
         return self._session
 
     def headers(self, backend: Backend, key: str) -> dict[str, str]:
-        """Returns the headers of a call: the secret of this start, the vendor's key, and what the backend says of its calls."""
+        """Returns the headers of a call: the secret of this start, the vendor's key, and the backend's settings for its
+        calls."""
         options = json.dumps({"drop_params": backend.drop_params, "headers": dict(backend.headers)})
         return {
             "X-Fulmen-Gateway": self._secret,

@@ -141,7 +141,7 @@ class KeptResponses:
         """Returns whether the response of a call is to be stored.
 
         Raises:
-            Refused: if the caller says so, and the conversation is too large.
+            Refused: if the caller requires storage and the conversation is too large.
         """
         asked = bytes(call.request.fields.get("store", b""))
         if self._keeping is Keeping.NEVER or asked == _FALSE:

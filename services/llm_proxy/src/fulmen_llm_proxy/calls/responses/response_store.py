@@ -124,7 +124,7 @@ class ResponseStore:
         return bool(answer.deleted)
 
     async def earlier(self, caller: Caller, newest: KeptResponse) -> tuple[list[KeptResponse], bool]:
-        """Returns the responses that one continues, newest first, and whether all of them are there.
+        """Returns the responses that one continues, newest first, and whether all of them exist.
 
         Raises:
             FulmenError: if the store does not answer.

@@ -271,7 +271,7 @@ class JobAgent:
 
 @contextmanager
 def _told_as_outcomes() -> Iterator[None]:
-    """Raises what the cluster says as errors of an attempt."""
+    """Raises errors of the cluster as errors of an attempt."""
     try:
         yield
     except DocumentRejected as error:

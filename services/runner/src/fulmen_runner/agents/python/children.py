@@ -293,7 +293,7 @@ class Children:
     """The children of a runner.
 
     Few are started at a time: a hundred that import at the same time would starve each other beyond the attempts' timeouts.
-    Meanwhile attempts share the children that are there.
+    Meanwhile attempts share the existing children.
     """
 
     host: ChildHost

@@ -1,1 +1,1 @@
-"""Virtual environments of agents: those that a runner builds from requirements, and those that are there."""
+"""Virtual environments of agents: those that a runner builds from requirements, and existing ones."""

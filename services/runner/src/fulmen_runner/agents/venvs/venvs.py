@@ -1,4 +1,5 @@
-"""The virtual environment of an agent: built once for its requirements, or found where its specification says."""
+"""The virtual environment of an agent: built once for its requirements, or found at the place in its
+specification."""
 
 import asyncio
 import hashlib

@@ -56,7 +56,8 @@ MODE_CLAIMS: Mapping[int, str] = {
 
 
 def rollout_of(view: RolloutView, *, with_input: bool = True) -> rollout_pb2.Rollout:
-    """Encodes a rollout without its ended attempts; its `failure_message` says so if the stored request is unreadable."""
+    """Encodes a rollout without its ended attempts; its `failure_message` reports it if the stored request is
+    unreadable."""
     stored = read_column(rollout_pb2.Rollout, view.request, max_bytes=MAX_STORED_BYTES)
     message = stored or rollout_pb2.Rollout(failure_message=UNREADABLE)
     message.project = view.project
@@ -91,7 +92,8 @@ def _start_of(text: bytes) -> str:
 
 
 def created_rollout(view: RolloutView) -> rollout_pb2.Rollout:
-    """Encodes what the answer to a creation says of a rollout: its name, its state, and which one it runs again."""
+    """Encodes the part of a rollout in the answer to a creation: its name, its state, and the rollout that it
+    retries."""
     state = cast("rollout_pb2.RolloutState", view.state.value)
     message = rollout_pb2.Rollout(name=rollout_name(view.project, view.rollout_id), state=state)
     again = rollout_of(view).metadata.get(RETRY_OF)
@@ -119,7 +121,8 @@ def finished_rollout(view: RolloutView, *, with_bodies: bool = True) -> rollout_
 
 
 def add_printed(rollout: rollout_pb2.Rollout, printed: Mapping[int, bytes]) -> None:
-    """Adds the stored ends of what agents printed, by the numbers of attempts; one that is unreadable says so."""
+    """Adds the stored ends of what agents printed, by the numbers of attempts; an unreadable one is reported as
+    such."""
     for attempt in rollout.attempts:
         stored = printed.get(parse_attempt_name(attempt.name).number)
         if stored is not None:
@@ -218,7 +221,7 @@ def _running(view: RunningAttempt, name: str) -> attempt_pb2.Attempt:
 
 
 def attempt_message(view: AttemptView, name: str) -> attempt_pb2.Attempt:
-    """Encodes an ended attempt; its `failure_message` says so if the stored report is unreadable."""
+    """Encodes an ended attempt; its `failure_message` reports it if the stored report is unreadable."""
     stored = read_column(attempt_pb2.Attempt, view.report, max_bytes=MAX_REPORT_BYTES)
     message = stored or attempt_pb2.Attempt(failure_message=UNREADABLE)
     message.name = name

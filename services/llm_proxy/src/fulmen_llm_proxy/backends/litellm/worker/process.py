@@ -1,4 +1,5 @@
-"""The process: reads from standard input what to serve, says on standard output whether it does, and serves until it is ended.
+"""The process: reads its configuration from standard input, reports on standard output whether it serves, and serves until it
+is stopped.
 
 It ends by SIGTERM, or with its standard input, which the proxy holds open.
 """
