@@ -98,7 +98,7 @@ class AlgorithmSettings(RunSettings):
         optimizer: `{kind = "adamw"}`, `{kind = "muon"}` or `{kind = "sgd"}` with its settings; SGD needs a higher learning rate.
         weight_decay: Decoupled weight decay; not for SGD.
         schedule: `constant`, `linear` or `cosine`, after the warm-up; the latter two end at 0 with the run.
-        warmup_steps: Optimiser steps of linear warm-up; at most those of the run.
+        warmup_steps: Optimiser steps of linear warm-up; at most the steps of the run.
         max_grad_norm: Maximum global norm of the gradients, to which larger ones are scaled down.
         explosion_factor: Ratio of an optimiser step's gradient norm to the median of the last 64 above which the step
             is skipped and counted; `"none"` for no limit.
