@@ -19,8 +19,9 @@ import (
 	tracev1 "fulmen.dev/client/stubs/opentelemetry/proto/trace/v1"
 )
 
-// attempted runs one attempt to its end; how it failed is part of the result. A real agent stands where solve does; the
-// rest is what any runner has to do: hold the time limit, stop when it is asked to, leave a span, say how it ended.
+// attempted runs one attempt to its end; a failure is part of the result. A real agent
+// replaces solve. The rest is what any runner must do: keep the time limit, stop when requested, record a span, and
+// report how the attempt ended.
 func attempted(ctx context.Context, store *connection, a *storev1.Assignment, o options) *storev1.AttemptResult {
 	ctx, cancel := context.WithTimeout(as(ctx, a.AttemptKey), a.Timeout.AsDuration())
 	defer cancel()
@@ -72,7 +73,7 @@ func workedOn(ctx context.Context, store *connection, a *storev1.Assignment, o o
 	return answer, reward, reportSpan(ctx, store, a.Attempt, began, about)
 }
 
-// solve asks the model, if there is one; else it knows the answer itself.
+// solve asks the model, if there is one; otherwise it computes the answer.
 func solve(ctx context.Context, store *connection, question, product string, o options) (string, error) {
 	select {
 	case <-time.After(seconds(o.workS)):
@@ -83,13 +84,13 @@ func solve(ctx context.Context, store *connection, question, product string, o o
 		return product, nil
 	}
 	body, _ := json.Marshal(object{"model": o.model, "messages": []object{{"role": "user", "content": question}}})
-	// The attempt key names the attempt: the proxy records the call as its, and refuses the key once it is over.
+	// The attempt key names the attempt: the proxy records the call for it, and refuses the key once it ends.
 	call := &llmproxyv1.CompleteRequest{Path: "/v1/chat/completions", BodyJson: body}
 	answer, err := store.completions.Complete(ctx, call)
 	if err != nil {
 		return "", err
 	}
-	// What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
+	// A refusal by the backend or the proxy is an answer with its HTTP status, not an error of the rpc.
 	if answer.HttpStatus != 200 {
 		code := "FAILED"
 		if answer.HttpStatus >= 500 {
@@ -107,7 +108,7 @@ func solve(ctx context.Context, store *connection, question, product string, o o
 	return completion.Choices[0].Message.Content, nil
 }
 
-// reportSpan appends one span and waits until it is durable, so that whoever reads the finished attempt finds it.
+// reportSpan appends one span and waits until it is durable, so that readers of the finished attempt find it.
 func reportSpan(
 	ctx context.Context, store *connection, attempt string, began time.Time, about map[string]string,
 ) error {
@@ -130,7 +131,7 @@ func reportSpan(
 	}
 	return appendChunk(ctx, store, &storev1.SpanChunk{
 		Attempt: attempt, SpanCount: 1, Codec: storev1.SpanCodec_SPAN_CODEC_IDENTITY, Payload: payload,
-		ChunkId:   uuid(), // a chunk that is sent again under the same id is stored once
+		ChunkId:   uuid(), // a chunk that is sent again with the same id is stored once
 		StartTime: timestamppb.New(began), EndTime: timestamppb.New(ended),
 	})
 }
@@ -140,7 +141,7 @@ func appendChunk(ctx context.Context, store *connection, chunk *storev1.SpanChun
 	if err != nil {
 		return err
 	}
-	_ = stream.Send(&storev1.AppendSpansRequest{Chunks: []*storev1.SpanChunk{chunk}}) // Recv says what went wrong
+	_ = stream.Send(&storev1.AppendSpansRequest{Chunks: []*storev1.SpanChunk{chunk}}) // Recv returns the error
 	_ = stream.CloseSend()
 	for {
 		answer, err := stream.Recv()

@@ -20,7 +20,7 @@ import (
 
 const retryPause = 200 * time.Millisecond
 
-// connection has the clients of store and LLM proxy. It is opened by the first call and opened again by itself.
+// connection has the clients of the store and the LLM proxy. The first call opens it; gRPC reconnects it.
 type connection struct {
 	leases      storev1.LeaseServiceClient
 	rollouts    storev1.RolloutServiceClient
@@ -33,7 +33,7 @@ func connect() (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A server that comes back is found within a second.
+	// A restarted server is found within a second.
 	pace := backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 	reconnect := grpc.WithConnectParams(grpc.ConnectParams{Backoff: pace, MinConnectTimeout: 5 * time.Second})
 	store, err := grpc.Dial(environment("FULMEN_STORE_TARGET", "127.0.0.1:7101"), security, reconnect)
@@ -52,7 +52,7 @@ func connect() (*connection, error) {
 	}, nil
 }
 
-// as says who calls: the holder of a token, or of an attempt key.
+// as adds the caller's credentials: a token or an attempt key.
 func as(ctx context.Context, key string) context.Context {
 	return metadata.NewOutgoingContext(ctx, metadata.Pairs("authorization", "Bearer "+key))
 }
@@ -77,7 +77,7 @@ func channelSecurity() (grpc.DialOption, error) {
 	}
 	settings := &tls.Config{RootCAs: x509.NewCertPool()}
 	if !settings.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, errors.New("no certificate in " + authority)
+		return nil, errors.New("no certificate found in " + authority)
 	}
 	if certificate := os.Getenv("FULMEN_TLS_CERTIFICATE_FILE"); certificate != "" {
 		pair, err := tls.LoadX509KeyPair(certificate, os.Getenv("FULMEN_TLS_KEY_FILE"))
@@ -96,8 +96,8 @@ func environment(name, otherwise string) string {
 	return otherwise
 }
 
-// whileUnavailable does something again for as long as the server cannot be reached: the one error that may be retried
-// as it is.
+// whileUnavailable repeats an operation while the server cannot be reached: the only error that may be retried
+// unchanged.
 func whileUnavailable(ctx context.Context, work func(context.Context) error) error {
 	for {
 		err := work(ctx)

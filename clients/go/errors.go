@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// fulmenError is what a server refused, or what gRPC could not do; Reason is empty where no server said one.
+// fulmenError is a server's refusal, or a failure of gRPC; Reason is empty if no server sent one.
 type fulmenError struct {
 	Code     string            `json:"code"`
 	Reason   string            `json:"reason"`
@@ -18,13 +18,13 @@ type fulmenError struct {
 
 func (e *fulmenError) Error() string { return e.Code + ": " + e.Message }
 
-// unreachable tells whether nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never
-// do without a reason.
+// unreachable returns whether no server answered, or the connection broke. gRPC may report that as INTERNAL, too; a
+// server's INTERNAL always has a reason.
 func (e *fulmenError) unreachable() bool {
 	return e.Code == "UNAVAILABLE" || (e.Code == "INTERNAL" && e.Reason == "")
 }
 
-// decoded turns what a call returned into a fulmenError; what is no error of a call has the code FAILED.
+// decoded turns an error into a fulmenError; errors other than a call's have the code FAILED.
 func decoded(err error) *fulmenError {
 	var known *fulmenError
 	if errors.As(err, &known) {

@@ -6,7 +6,7 @@ import (
 	storev1 "fulmen.dev/client/stubs/fulmen/store/v1"
 )
 
-// create makes a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled.
+// create creates a group of rollouts with the same input. The request id makes the request idempotent.
 func create(ctx context.Context, store *connection, o options) error {
 	request := &storev1.BatchCreateRolloutsRequest{RequestId: o.requestID}
 	if o.requestID == "" {
@@ -31,7 +31,7 @@ func create(ctx context.Context, store *connection, o options) error {
 	})
 }
 
-// watch reads finished groups. A broken stream is opened again behind the last group that was handled.
+// watch reads finished groups. A broken stream is opened again after the last group that was handled.
 func watch(ctx context.Context, store *connection, o options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream

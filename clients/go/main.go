@@ -1,6 +1,6 @@
 // A client of Fulmen in one program: `client COMMAND [--flag value]...`. docs/clients.md explains commands and flags.
 //
-// Prints one JSON object a line; an error is one on stderr, and the exit status is 1 (2: the command line is wrong).
+// Prints one JSON object per line. Errors are printed to stderr, with the exit status 1 (2: invalid command line).
 package main
 
 import (
@@ -54,7 +54,7 @@ func read(arguments []string) (command string, files []string, o options, err er
 	return command, flags.Args(), o, err
 }
 
-// labels returns what rollouts require of a runner, and a runner has.
+// labels returns labels that rollouts require of a runner, or that a runner has.
 func (o options) labels() map[string]string {
 	key, value, found := strings.Cut(o.label, "=")
 	if !found {
@@ -75,7 +75,7 @@ func perform(command string, files []string, o options) error {
 	if err != nil {
 		return err
 	}
-	// The deadline of everything: each call inherits it.
+	// The deadline of all calls.
 	ctx, cancel := context.WithTimeout(as(context.Background(), token), seconds(o.deadlineS))
 	defer cancel()
 	return commands[command](ctx, store, o)

@@ -1,6 +1,6 @@
 package main
 
-// Decodes exchanged gradients as docs/exchange-wire.md says.
+// Decodes exchanged gradients as described in docs/exchange-wire.md.
 
 import (
 	"encoding/binary"
@@ -17,7 +17,7 @@ const (
 	blockSize  = 4096
 	scaledSize = 512
 	mostParts  = 8
-	asTheyAre  = "sum" // the codec's name of tensors that none encodes
+	asTheyAre  = "sum" // the codec's name for tensors that are not encoded
 
 	int8Kind     = algorithmv1.PayloadPart_KIND_INT8
 	uint8Kind    = algorithmv1.PayloadPart_KIND_UINT8
@@ -27,16 +27,16 @@ const (
 	float32Kind  = algorithmv1.PayloadPart_KIND_FLOAT32
 )
 
-// A payload that is refused: nothing of it may be used.
+// An invalid payload; no part of it may be used.
 var errRefused = errors.New("refused")
 
-// expected is what the reader knows beforehand; a payload that is not so is refused.
+// expected is what the reader knows beforehand; a payload that differs is refused.
 type expected struct {
 	codec               string
 	version, size, bits int
 }
 
-// element is place and value of an element that is not zero.
+// element is the place and value of an element that is not zero.
 type element = [2]float64
 
 type part struct {
@@ -62,7 +62,7 @@ func decode(data []byte, e expected) ([]element, error) {
 	case "topk_quantised":
 		dense, ok = sparseQuantised(parts, e.size, e.bits)
 	default:
-		return nil, errors.New("no such codec: " + e.codec)
+		return nil, errors.New("unknown codec: " + e.codec)
 	}
 	if !ok {
 		return nil, errRefused
@@ -170,7 +170,7 @@ func packedKind(bits int) algorithmv1.PayloadPart_Kind {
 	return uint8Kind
 }
 
-// integers reads integers of so many bits: themselves, or planes of bits.
+// integers reads integers of this many bits: plain, or as planes of bits.
 func integers(packed []float64, bits, count int) ([]float64, bool) {
 	if bits == 8 {
 		return packed, len(packed) == count
@@ -192,7 +192,7 @@ func integers(packed []float64, bits, count int) ([]float64, bool) {
 	return found, true
 }
 
-// placed names the elements that counts and places stand for, in order.
+// placed returns the elements that the counts and places describe, in order.
 func placed(counts, places []float64, size int) ([]int, bool) {
 	if len(counts) != blocks(size, blockSize) {
 		return nil, false
@@ -216,7 +216,7 @@ func placed(counts, places []float64, size int) ([]int, bool) {
 	return elements, next == len(places)
 }
 
-// whole reads a tensor as it is, of any kind of number; these alone need not be finite.
+// whole reads an unencoded tensor of any kind of number. Only its numbers need not be finite.
 func whole(parts []part, size int) ([]element, bool) {
 	if len(parts) != 1 || len(parts[0].numbers) != size {
 		return nil, false
@@ -228,7 +228,7 @@ func whole(parts []part, size int) ([]element, bool) {
 	return found, true
 }
 
-// union reads the sum of what ranks have sent: without places where these would take more bytes.
+// union reads the sum of the ranks' payloads: without places if these would take more bytes.
 func union(parts []part, size int) ([]element, bool) {
 	if areOf(parts, bfloat16Kind) {
 		return whole(parts, size)
@@ -295,7 +295,7 @@ func sparseQuantised(parts []part, size, bits int) ([]element, bool) {
 		for ; count > 0; count-- {
 			step := steps[next]
 			if step >= 0 {
-				step++ // nothing that is sent is zero
+				step++ // no element that is sent is zero
 			}
 			found[next] = element{float64(places[next]), product(step, scales[0])}
 			next++
@@ -314,7 +314,7 @@ func areScales(scales []float64, bits int, least float64) bool {
 	return true
 }
 
-// product is that of float32, the only arithmetic that gives the bits of other readers.
+// product multiplies in float32, so that all readers compute the same bits.
 func product(left, right float64) float64 { return float64(float32(left) * float32(right)) }
 
 func blocks(count, size int) int { return (count + size - 1) / size }

@@ -15,10 +15,10 @@ const releaseLimit = 5 * time.Second
 
 type (
 	request = storev1.StreamLeasesRequest
-	leases  = storev1.LeaseService_StreamLeasesClient // a broken stream says so where it is read, not where it is written
+	leases  = storev1.LeaseService_StreamLeasesClient // a broken stream fails in reads, not in writes
 )
 
-// runner holds the lease stream, works through what it is assigned, and reports it. One goroutine owns all fields; the
+// runner holds the lease stream, runs the attempts that it is assigned, and reports their results. One goroutine owns all fields; the
 // stream, the attempts and the clock talk to it through channels.
 type runner struct {
 	store   *connection
@@ -32,13 +32,13 @@ type runner struct {
 	ended          chan *work
 }
 
-// work is an attempt that runs.
+// work is a running attempt.
 type work struct {
 	stop   context.CancelFunc
 	result *storev1.AttemptResult
 }
 
-// run works until `count` attempts are handled. The session outlives its streams: leases are kept over a reconnect.
+// run works until `count` attempts are handled. The session outlives its streams: leases survive a reconnect.
 func run(ctx context.Context, store *connection, o options) error {
 	r := &runner{store: store, options: o, ended: make(chan *work)}
 	r.running, r.unacknowledged = map[string]*work{}, map[string]*storev1.AttemptResult{}
@@ -60,7 +60,7 @@ func (r *runner) holdStream(parent context.Context) error {
 	}
 	messages, broken := received(ctx, stream)
 	r.open(stream)
-	renewal := time.NewTicker(time.Hour) // until the store has said how long a lease is
+	renewal := time.NewTicker(time.Hour) // until the store has sent the duration of a lease
 	defer renewal.Stop()
 	for leaving := false; ; {
 		select {
@@ -70,7 +70,7 @@ func (r *runner) holdStream(parent context.Context) error {
 			}
 			r.take(parent, message)
 			if message.GetDrain() != nil || r.handled >= r.options.count {
-				leaving = true // what ends from here on is reported on the next stream
+				leaving = true // attempts that end from here on are reported on the next stream
 				_ = stream.CloseSend()
 			}
 		case done := <-r.ended:
@@ -195,7 +195,7 @@ func (r *runner) start(ctx context.Context, assignment *storev1.Assignment) {
 	}()
 }
 
-// finish tells whether anybody still wants to know how the attempt ended.
+// finish returns whether the attempt's result is still wanted.
 func (r *runner) finish(done *work) bool {
 	done.stop()
 	attempt := done.result.Attempt
@@ -231,7 +231,7 @@ func (r *runner) cancel(attempts []string) {
 	}
 }
 
-// lose forgets attempts whose leases are gone: whatever they report would be discarded.
+// lose forgets attempts whose leases have expired: the store would discard their results.
 func (r *runner) lose(attempts []string) {
 	for _, attempt := range attempts {
 		if this := r.running[attempt]; this != nil {
@@ -255,7 +255,7 @@ func (r *runner) forgetSession() {
 	r.name = ""
 }
 
-// endSession gives back what is still leased, so that nobody waits for the session's time to run out.
+// endSession releases the remaining leases, so that rollouts need not wait until the session expires.
 func (r *runner) endSession(ctx context.Context) {
 	if r.name == "" {
 		return
@@ -263,6 +263,6 @@ func (r *runner) endSession(ctx context.Context) {
 	called, _ := metadata.FromOutgoingContext(ctx)
 	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(context.Background(), called), releaseLimit)
 	defer cancel()
-	// If this fails, the session ends by itself, later.
+	// If this fails, the session expires later.
 	_, _ = r.store.leases.ReleaseLeases(ctx, &storev1.ReleaseLeasesRequest{Runner: r.name})
 }

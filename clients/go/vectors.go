@@ -46,7 +46,7 @@ func (f *goldenFile) expected(e encoding, size int) expected {
 	return known
 }
 
-// checkAll holds the decoder of payloads to files; it ends at the first payload that is not read as its file says.
+// checkAll checks the decoder of payloads against files, until the first payload whose result differs from its file.
 func checkAll(files []string) error {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -72,7 +72,7 @@ func (f *goldenFile) check() error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		if !reflect.DeepEqual(found, each.Decoded) {
-			return fmt.Errorf("%s: other elements than the file has", name)
+			return fmt.Errorf("%s: the elements differ from the file", name)
 		}
 	}
 	for why, payload := range f.Refused.Payloads {

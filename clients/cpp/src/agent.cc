@@ -1,5 +1,5 @@
-// A real agent stands where `Solve` does; the rest is what any runner has to do: hold the time limit, stop when it is
-// asked to, leave a span, and say how it ended.
+// A real agent replaces `Solve`. The rest is what any runner must do: keep the time limit,
+// stop when requested, record a span, and report how the attempt ended.
 
 #include "agent.h"
 
@@ -47,7 +47,7 @@ class Attempt {
   }
 
  private:
-  // Asks the model, if there is one; else knows the answer itself.
+  // Asks the model, if there is one; otherwise computes the answer.
   std::string Solve(const std::string& question, const std::string& product) const {
     Think();
     if (options_.model.empty()) return product;
@@ -56,11 +56,11 @@ class Attempt {
     llm_proxy::CompleteResponse answer;
     request.set_path("/v1/chat/completions");
     request.set_body_json(body.dump());
-    // The attempt key names the attempt: the proxy records the call as its, and refuses the key once it is over.
+    // The attempt key names the attempt: the proxy records the call for it, and refuses the key once it ends.
     const auto call = CallBy(assignment_.attempt_key(), limit_);
     const std::stop_callback cancelled(stop_, [&] { call->TryCancel(); });
     Check(connection_.completions->Complete(call.get(), request, &answer));
-    // What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
+    // A refusal by the backend or the proxy is an answer with its HTTP status, not an error of the rpc.
     if (answer.http_status() != 200) {
       const auto said = "the model answered " + std::to_string(answer.http_status()) + ": " + answer.body_json();
       throw Error(answer.http_status() >= 500 ? "UNAVAILABLE" : "FAILED", said);
@@ -77,7 +77,7 @@ class Attempt {
     if (stop_.stop_requested() || limit_ < until) throw std::runtime_error("stopped");
   }
 
-  // Appends one span and waits until it is durable, so that whoever reads the finished attempt finds it.
+  // Appends one span and waits until it is durable, so that readers of the finished attempt find it.
   void ReportSpan(Clock::time_point began, const std::map<std::string, std::string>& about) const {
     const auto nanoseconds = [](Clock::time_point time) {
       return std::chrono::nanoseconds(time.time_since_epoch()).count();
@@ -101,7 +101,7 @@ class Attempt {
     store::AppendSpansRequest request;
     auto* chunk = request.add_chunks();
     chunk->set_attempt(assignment_.attempt());
-    chunk->set_chunk_id(Uuid());  // a chunk that is sent again under the same id is stored once
+    chunk->set_chunk_id(Uuid());  // a chunk that is sent again with the same id is stored once
     chunk->set_span_count(1);
     chunk->set_codec(store::SPAN_CODEC_IDENTITY);
     chunk->set_payload(batch.SerializeAsString());

@@ -1,4 +1,4 @@
-// What is done with an assignment.
+// Runs assignments.
 #pragma once
 
 #include <stop_token>
@@ -6,6 +6,6 @@
 #include "connection.h"
 #include "options.h"
 
-// Runs one attempt to its end; how it failed is part of the result.
+// Runs one attempt to its end; a failure is part of the result.
 store::AttemptResult Attempted(const Connection& connection, const store::Assignment& assignment,
                                const Options& options, std::stop_token stop);

@@ -13,7 +13,7 @@ std::string Environment(const char* name, const std::string& otherwise = "") {
 
 std::string FileText(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot be read: " + path);
+  if (!file) throw std::runtime_error("cannot read " + path);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
@@ -43,7 +43,7 @@ std::shared_ptr<grpc::ChannelCredentials> Security() {
 }  // namespace
 
 Connection Connect(Clock::time_point deadline) {
-  grpc::ChannelArguments pace;  // a server that comes back is found within a second
+  grpc::ChannelArguments pace;  // a restarted server is found within a second
   pace.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   pace.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   pace.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);

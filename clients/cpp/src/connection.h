@@ -1,4 +1,4 @@
-// Stubs of store and LLM proxy: where they are, who calls, how long everything may take.
+// Stubs of the store and the LLM proxy, with their addresses, credentials and deadline.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -17,7 +17,7 @@
 namespace store = fulmen::store::v1;
 namespace llm_proxy = fulmen::llm_proxy::v1;
 
-using Clock = std::chrono::system_clock;  // gRPC's deadlines are of this clock
+using Clock = std::chrono::system_clock;  // gRPC's deadlines use this clock
 
 struct Connection {
   std::unique_ptr<store::LeaseService::Stub> leases;
@@ -28,13 +28,13 @@ struct Connection {
   Clock::time_point deadline;
 };
 
-// Opens what the environment names; nothing is sent before the first call.
+// Opens channels to the addresses in the environment; nothing is sent before the first call.
 Connection Connect(Clock::time_point deadline);
 
-// Prepares a call by the holder of a token, or of an attempt key, that ends by a deadline.
+// Prepares a call with a token or an attempt key; it ends at the deadline.
 std::unique_ptr<grpc::ClientContext> CallBy(const std::string& key, Clock::time_point deadline);
 
-// Does something again for as long as the server cannot be reached: the one error that may be retried as it is.
+// Repeats an operation while the server cannot be reached: the only error that may be retried unchanged.
 template <class Work>
 void WhileUnavailable(const Connection& connection, Work work) {
   constexpr auto kPause = std::chrono::milliseconds(200);

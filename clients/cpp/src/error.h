@@ -1,4 +1,4 @@
-// Errors of Fulmen's servers, with the reason that they put into `google.rpc.ErrorInfo`.
+// Errors of Fulmen's servers, with the reason from `google.rpc.ErrorInfo`.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -7,12 +7,12 @@
 #include <stdexcept>
 #include <string>
 
-// What a server refused, or what gRPC could not do; `reason` is empty where no server said one.
+// A server's refusal, or a failure of gRPC; `reason` is empty if no server sent one.
 struct Error : std::runtime_error {
   Error(std::string code, const std::string& message) : std::runtime_error(message), code(std::move(code)) {}
 
-  // Whether nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never do without a
-  // reason.
+  // Whether no server answered, or the connection broke. gRPC may report that as INTERNAL, too; a server's INTERNAL
+  // always has a reason.
   bool unreachable() const { return code == "UNAVAILABLE" || (code == "INTERNAL" && reason.empty()); }
 
   std::string code;
@@ -20,5 +20,5 @@ struct Error : std::runtime_error {
   std::map<std::string, std::string> metadata;
 };
 
-// Throws what a call ended with, unless it ended well.
+// Throws the call's error, if it failed.
 void Check(const grpc::Status& status);

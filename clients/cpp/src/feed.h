@@ -4,8 +4,8 @@
 #include "connection.h"
 #include "options.h"
 
-// Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled.
+// Creates a group of rollouts with the same input. The request id makes the request idempotent.
 void Create(const Connection& connection, const Options& options);
 
-// Reads finished groups. A broken stream is opened again behind the last group that was handled.
+// Reads finished groups. A broken stream is opened again after the last group that was handled.
 void Watch(const Connection& connection, const Options& options);

@@ -1,4 +1,4 @@
-// Names that nobody else chooses.
+// Random, unique names.
 #pragma once
 
 #include <string>

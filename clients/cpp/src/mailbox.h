@@ -1,4 +1,4 @@
-// A queue of things to do, filled by several threads and worked off by one.
+// A queue of tasks that several threads fill and one works through.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ class Mailbox {
     arrived_.notify_one();
   }
 
-  // Does the next thing, or nothing if none comes in time.
+  // Runs the next task, or nothing if none is added in time.
   template <class TimePoint>
   void WorkUntil(TimePoint time) {
     std::function<void()> work;

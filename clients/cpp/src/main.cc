@@ -1,6 +1,6 @@
 // A client of Fulmen in one program: `client COMMAND [--flag value]...`. docs/clients.md explains commands and flags.
 //
-// Prints one JSON object a line; an error is one on stderr, and the exit status is 1 (2: the command line is wrong).
+// Prints one JSON object per line. Errors are printed to stderr, with the exit status 1 (2: invalid command line).
 
 #include <chrono>
 #include <cstdlib>
@@ -77,11 +77,11 @@ int Fail(int status, const Error& error) {
 }  // namespace
 
 int main(int count, char** words) {
-  setenv("GRPC_VERBOSITY", "NONE", 0);  // stderr has the error and nothing else, unless somebody asks for gRPC's log
+  setenv("GRPC_VERBOSITY", "NONE", 0);  // stderr has only the error, unless gRPC's log is enabled
   Options options;
   try {
     options = Read({words + 1, words + count});
-  } catch (const std::logic_error& wrong) {  // stoi and stod throw such ones, too
+  } catch (const std::logic_error& wrong) {  // stoi and stod throw these, too
     return Fail(2, Error("USAGE", wrong.what()));
   }
   try {

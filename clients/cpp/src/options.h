@@ -1,4 +1,4 @@
-// What the command line says, and what the program prints.
+// The command line, and the program's output.
 #pragma once
 
 #include <iostream>
@@ -14,7 +14,7 @@ struct Options {
   std::string training_run;
   std::string group_id;
   std::string request_id;
-  std::map<std::string, std::string> labels;  // what rollouts require of a runner, and a runner has
+  std::map<std::string, std::string> labels;  // labels that rollouts require of a runner, or that a runner has
   std::string input = R"({"question": "6*7="})";
   std::string cursor;
   std::string model;

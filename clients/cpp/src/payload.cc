@@ -13,13 +13,13 @@ namespace {
 
 using fulmen::algorithm::v1::PayloadHeader;
 using fulmen::algorithm::v1::PayloadPart;
-using Numbers = std::vector<float>;  // a number of a payload, whatever its kind, is exact as a float
+using Numbers = std::vector<float>;  // every number of a payload is exact as a float
 
 constexpr int kBlock = 4096;
 constexpr int kScaled = 512;
 constexpr int kMostParts = 8;
 constexpr size_t kFrameBytes = 12;
-constexpr std::string_view kAsTheyAre = "sum";  // the codec's name of tensors that none encodes
+constexpr std::string_view kAsTheyAre = "sum";  // the codec's name for tensors that are not encoded
 
 static_assert(std::endian::native == std::endian::little, "numbers are copied as they are");
 
@@ -36,7 +36,7 @@ T As(const char* data) {
   return value;
 }
 
-// ISO-HDLC: polynomial 0xEDB88320, reflected, begun and ended with all ones.
+// ISO-HDLC: polynomial 0xEDB88320, reflected, initial value and final XOR are all ones.
 uint32_t Crc32(std::string_view bytes) {
   uint32_t crc = ~0u;
   for (const unsigned char byte : bytes) {
@@ -58,7 +58,7 @@ size_t BytesOf(PayloadPart::Kind kind) {
     case PayloadPart::KIND_FLOAT32:
       return 4;
     default:
-      throw Refused("a part is of no kind");
+      throw Refused("a part has an unknown kind");
   }
 }
 
@@ -113,13 +113,13 @@ class Payload {
     Need(data.empty(), "there is more than the parts");
   }
 
-  // Returns a tensor as it is, of any kind of number; these alone need not be finite.
+  // Returns an unencoded tensor of any kind of number. Only its numbers need not be finite.
   Numbers Whole() const {
     Need(parts_.size() == 1 && parts_[0].size() == static_cast<size_t>(size_), "number of the parts, or of values");
     return parts_[0];
   }
 
-  // Reads the sum of what ranks have sent: without places where these would take more bytes.
+  // Reads the sum of the ranks' payloads: without places if these would take more bytes.
   Numbers Union() const {
     if (parts_.size() != 1) return Sparse();
     NeedKinds({PayloadPart::KIND_BFLOAT16});
@@ -163,7 +163,7 @@ class Payload {
       if (count == 0) continue;
       Need(scale < scales.size(), "number of scales");
       for (const size_t end = next + static_cast<size_t>(count); next < end; ++next) {
-        const int step = steps[next] >= 0 ? steps[next] + 1 : steps[next];  // nothing that is sent is zero
+        const int step = steps[next] >= 0 ? steps[next] + 1 : steps[next];  // no element that is sent is zero
         found[where[next]] = static_cast<float>(step) * scales[scale];
       }
       ++scale;
@@ -186,7 +186,7 @@ class Payload {
 
   PayloadPart::Kind PackedKind() const { return bits_ == 8 ? PayloadPart::KIND_INT8 : PayloadPart::KIND_UINT8; }
 
-  // Reads integers: themselves, or planes of bits.
+  // Reads integers: plain, or as planes of bits.
   std::vector<int> Integers(const Numbers& packed, int count) const {
     Need(packed.size() == static_cast<size_t>(bits_ == 8 ? count : Blocks(count, 8) * bits_), "number of integers");
     if (bits_ == 8) return {packed.begin(), packed.end()};
@@ -200,7 +200,7 @@ class Payload {
     return integers;
   }
 
-  // Returns the elements that counts and places name, in order.
+  // Returns the elements that the counts and places describe, in order.
   std::vector<int> Elements(const Numbers& counts, const Numbers& places) const {
     Need(counts.size() == static_cast<size_t>(Blocks(size_, kBlock)), "number of counts");
     std::vector<int> elements;
@@ -236,5 +236,5 @@ std::vector<float> Decode(std::string_view data, const Expected& expected) {
   if (codec == "union") return payload.Union();
   if (codec == "qsgd" || codec == "double_quantization") return payload.Quantised();
   if (codec == "topk_quantised") return payload.SparseQuantised();
-  throw std::invalid_argument("no such codec: " + codec);
+  throw std::invalid_argument("unknown codec: " + codec);
 }

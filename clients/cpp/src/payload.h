@@ -1,4 +1,4 @@
-// Decodes exchanged gradients as docs/exchange-wire.md says.
+// Decodes exchanged gradients as described in docs/exchange-wire.md.
 #pragma once
 
 #include <stdexcept>
@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-// A payload of which nothing may be used.
+// An invalid payload; no part of it may be used.
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What the reader knows beforehand; a payload that is not so is refused.
+// What the reader knows beforehand; a payload that differs is refused.
 struct Expected {
   std::string codec;
   int version;

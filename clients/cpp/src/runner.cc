@@ -26,7 +26,7 @@ Runner::~Runner() {
   store::ReleaseLeasesRequest request;
   store::ReleaseLeasesResponse released;
   request.set_runner(runner_);
-  connection_.leases->ReleaseLeases(call.get(), request, &released);  // if it fails, the session ends by itself, later
+  connection_.leases->ReleaseLeases(call.get(), request, &released);  // if it fails, the session expires later
 }
 
 void Runner::Run() {
@@ -37,7 +37,7 @@ void Runner::HoldStream() {
   const auto call = CallBy(connection_.token, connection_.deadline);
   stream_ = connection_.leases->StreamLeases(call.get());
   over_ = leaving_ = false;
-  renewal_ = std::chrono::hours(1);  // until the store has said how long a lease is
+  renewal_ = std::chrono::hours(1);  // until the store has sent the duration of a lease
   renew_at_ = Clock::now() + renewal_;
   Open();
   std::jthread reader([this] {
@@ -46,7 +46,7 @@ void Runner::HoldStream() {
     }
     mailbox_.Post([this] { over_ = true; });
   });
-  while (!over_) {  // the stream ends by its deadline at the latest
+  while (!over_) {  // the stream ends at its deadline at the latest
     mailbox_.WorkUntil(renew_at_);
     if (over_ || leaving_) continue;
     if (handled_ >= options_.count) {
@@ -84,7 +84,7 @@ void Runner::Take(const store::StreamLeasesResponse& message) {
 void Runner::Leave() {
   if (!leaving_) stream_->WritesDone();
   leaving_ = true;
-  renew_at_ = Clock::now() + std::chrono::hours(1);  // nothing is renewed any more: wait, do not spin
+  renew_at_ = Clock::now() + std::chrono::hours(1);  // nothing left to renew
 }
 
 void Runner::Open() {
@@ -100,7 +100,7 @@ void Runner::Open() {
   for (const auto& [attempt, thread] : running_) open->add_running_attempts(attempt);
   for (const auto& [attempt, result] : unacknowledged_) open->add_running_attempts(attempt);
   credits_ = 0;  // credits do not survive a stream
-  stream_->Write(request);  // a stream that is broken says so where it is read
+  stream_->Write(request);  // a broken stream fails in the next read
 }
 
 void Runner::Opened(const store::SessionOpened& opened) {
@@ -146,7 +146,7 @@ void Runner::Start(const store::Assignment& assignment) {
 }
 
 void Runner::Finish(const store::AttemptResult& result) {
-  if (running_.erase(result.attempt()) == 0) return;  // lost meanwhile: nobody wants to know
+  if (running_.erase(result.attempt()) == 0) return;  // lost meanwhile: the result is discarded
   unacknowledged_[result.attempt()] = result;
   if (!leaving_) Report(result);
 }
@@ -173,7 +173,7 @@ void Runner::Cancel(const Names& attempts) {
   }
 }
 
-// Forgets attempts whose leases are gone: whatever they report would be discarded.
+// Forgets attempts whose leases have expired: the store would discard their results.
 void Runner::Lose(const Names& attempts) {
   for (const auto& attempt : attempts) {
     if (running_.erase(attempt) + unacknowledged_.erase(attempt) == 0) continue;

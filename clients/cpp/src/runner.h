@@ -1,4 +1,4 @@
-// A runner: holds the lease stream, works through what it is assigned, reports it.
+// A runner: holds the lease stream, runs the attempts that it is assigned, and reports their results.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -12,14 +12,14 @@
 #include "mailbox.h"
 #include "options.h"
 
-// One thread owns all fields; the stream and the attempts leave in its mailbox what is to be done.
+// One thread owns all fields; the stream and the attempts add tasks to its mailbox.
 class Runner {
  public:
   Runner(const Connection& connection, const Options& options) : connection_(connection), options_(options) {}
-  // Gives back what is still leased, so that nobody waits for the session's time to run out.
+  // Releases the remaining leases, so that rollouts need not wait until the session expires.
   ~Runner();
 
-  // Works until `count` attempts are handled. The session outlives its streams: leases are kept over a reconnect.
+  // Works until `count` attempts are handled. The session outlives its streams: leases survive a reconnect.
   void Run();
 
  private:
@@ -47,13 +47,13 @@ class Runner {
   std::string runner_;
   int handled_ = 0;                            // attempts that are acknowledged or lost
   int credits_ = 0;                            // granted and not yet used by an assignment
-  std::map<std::string, std::jthread> running_;  // to forget one is to stop it
+  std::map<std::string, std::jthread> running_;  // removing one stops it
   std::map<std::string, store::AttemptResult> unacknowledged_;
 
-  // Of the stream that is open now.
+  // Fields of the current stream.
   std::unique_ptr<Stream> stream_;
   bool over_ = false;
-  bool leaving_ = false;  // what ends from here on is reported on the next stream
+  bool leaving_ = false;  // attempts that end from here on are reported on the next stream
   Clock::duration renewal_{};
   Clock::time_point renew_at_;
 };

@@ -55,7 +55,7 @@ json CheckVectors(const std::string& path) {
   const auto file = json::parse(stream);
   const std::string codec = file.at("codec");
   for (const auto& [name, one] : file.at("cases").items()) {
-    if (!IsRead(file, one)) throw std::runtime_error(codec + ": " + name + ": other elements than the file has");
+    if (!IsRead(file, one)) throw std::runtime_error(codec + ": " + name + ": the elements differ from the file");
   }
   const auto& refused = file.at("refused");
   for (const auto& [why, payload] : refused.at("payloads").items()) {

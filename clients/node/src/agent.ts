@@ -1,5 +1,5 @@
-// What is done with an assignment. A real agent stands where `solve` does; the rest is what any runner has to do:
-// hold the time limit, stop when it is asked to, leave a span, and say how it ended.
+// Runs assignments. A real agent replaces `solve`. The rest is what any runner must do: keep the time limit, stop
+// when requested, record a span, and report how the attempt ended.
 
 import { randomBytes, randomUUID } from "node:crypto";
 import { setTimeout as pause } from "node:timers/promises";
@@ -14,7 +14,7 @@ import { bearer, call, type Connection } from "./connection.js";
 import { decoded, FulmenError } from "./errors.js";
 import type { Options } from "./main.js";
 
-/** Runs one attempt to its end; never throws: how it failed is part of the result. */
+/** Runs one attempt to its end; never throws: a failure is part of the result. */
 export async function attempted(store: Connection, assignment: Assignment, options: Options, stop: AbortSignal) {
   const { attempt, leaseId, epoch } = assignment;
   const timeoutMs = Number(assignment.timeout!.seconds) * 1000 + assignment.timeout!.nanos / 1e6;
@@ -46,7 +46,7 @@ function failureKindOf(error: unknown, signal: AbortSignal) {
   return unreachable ? FailureKind.FAILURE_KIND_INFRA : FailureKind.FAILURE_KIND_AGENT_ERROR;
 }
 
-/** Asks the model, if there is one; else knows the answer itself. */
+/** Asks the model, if there is one; otherwise computes the answer. */
 async function solve(
   question: string,
   product: string,
@@ -63,10 +63,10 @@ async function solve(
     bodyJson: Buffer.from(JSON.stringify(body)),
   });
   const { completions, deadline } = store;
-  // The attempt key names the attempt: the proxy records the call as its, and refuses the key once it is over.
+  // The attempt key names the attempt: the proxy records the call for it, and refuses the key once it ends.
   const answer = await call(completions, completions.complete, request, bearer(attemptKey), { deadline, signal });
   const text = answer.bodyJson.toString("utf8");
-  // What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
+  // A refusal by the backend or the proxy is an answer with its HTTP status, not an error of the rpc.
   if (answer.httpStatus !== 200) {
     const code = answer.httpStatus >= 500 ? "UNAVAILABLE" : "FAILED";
     throw new FulmenError(code, `the model answered ${answer.httpStatus}: ${text}`);
@@ -74,7 +74,7 @@ async function solve(
   return JSON.parse(text).choices[0].message.content as string;
 }
 
-/** Appends one span and waits until it is durable, so that whoever reads the finished attempt finds it. */
+/** Appends one span and waits until it is durable, so that readers of the finished attempt find it. */
 async function reportSpan(
   store: Connection,
   { attempt, attemptKey }: Assignment,
@@ -98,7 +98,7 @@ async function reportSpan(
   const batch = SpanBatch.fromPartial({ spans: [{ otlpSpan, scope: "client" }] });
   const chunk = {
     attempt,
-    chunkId: randomUUID(), // a chunk that is sent again under the same id is stored once
+    chunkId: randomUUID(), // a chunk that is sent again with the same id is stored once
     spanCount: 1,
     codec: SpanCodec.SPAN_CODEC_IDENTITY,
     payload: Buffer.from(SpanBatch.encode(batch).finish()),

@@ -1,4 +1,4 @@
-// Channels to store and LLM proxy: where they are, who calls, how long everything may take.
+// Channels to the store and the LLM proxy, with their addresses, credentials and deadline.
 
 import { readFileSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";
@@ -15,7 +15,7 @@ const PAUSE_MS = 200;
 
 export type Connection = ReturnType<typeof connect>;
 
-/** Opens what the environment names; nothing is sent before the first call. Every call ends by the deadline. */
+/** Opens channels to the addresses in the environment; nothing is sent before the first call. */
 export function connect(deadline: Date) {
   const { env } = process;
   const security = channelSecurity();
@@ -28,7 +28,7 @@ export function connect(deadline: Date) {
   return { leases, rollouts, spans, completions, deadline, metadata: bearer(token()), close };
 }
 
-/** Says who calls: everything but a call for an attempt is made with the program's own token. */
+/** Returns the caller's credentials: the program's own token, except in calls for an attempt. */
 export function bearer(key: string): Metadata {
   const metadata = new Metadata();
   if (key) metadata.set("authorization", `Bearer ${key}`);
@@ -71,7 +71,7 @@ export function call<Request, Response>(
   });
 }
 
-/** Does something again for as long as the server cannot be reached: the one error that may be retried as it is. */
+/** Repeats an operation while the server cannot be reached: the only error that may be retried unchanged. */
 export async function whileUnavailable<Result>(deadline: Date, work: () => Promise<Result>): Promise<Result> {
   for (;;) {
     try {

@@ -1,11 +1,11 @@
-// Errors of Fulmen's servers, with the reason that they put into `google.rpc.ErrorInfo`.
+// Errors of Fulmen's servers, with the reason from `google.rpc.ErrorInfo`.
 
 import { status, type ServiceError } from "@grpc/grpc-js";
 
 import { ErrorInfo } from "../build/gen/google/rpc/error_details.js";
 import { Status } from "../build/gen/google/rpc/status.js";
 
-/** What a server refused, or what gRPC could not do. `reason` is empty where no server said one. */
+/** A server's refusal, or a failure of gRPC. `reason` is empty if no server sent one. */
 export class FulmenError extends Error {
   constructor(
     readonly code: string,
@@ -16,7 +16,7 @@ export class FulmenError extends Error {
     super(message);
   }
 
-  /** Nobody answered, or the connection broke: gRPC says INTERNAL of that too, servers never do without a reason. */
+  /** True if no server answered, or the connection broke: INTERNAL without a reason is gRPC's own. */
   get unreachable() {
     return this.code === "UNAVAILABLE" || (this.code === "INTERNAL" && !this.reason);
   }
@@ -27,7 +27,7 @@ export class FulmenError extends Error {
   }
 }
 
-/** Decodes what a call threw; anything else is returned as it is. */
+/** Decodes a call's error; other errors are returned unchanged. */
 export function decoded(error: unknown): unknown {
   const { code, details, metadata } = error as ServiceError;
   if (error instanceof FulmenError || typeof code !== "number") return error;

@@ -8,7 +8,7 @@ import type { FinishedGroup } from "../build/gen/fulmen/store/v1/rollout_service
 import { call, whileUnavailable, type Connection } from "./connection.js";
 import type { Emit, Options } from "./main.js";
 
-/** Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled. */
+/** Creates a group of rollouts with the same input. The request id makes the request idempotent. */
 export async function create(store: Connection, options: Options, emit: Emit) {
   const { project, trainingRun, groupId, count, labels: requiredLabels } = options;
   const group = { project, trainingRun, groupId, groupSize: groupId ? count : 1 };
@@ -21,7 +21,7 @@ export async function create(store: Connection, options: Options, emit: Emit) {
   for (const { name, state } of rollouts) emit({ rollout: name, state });
 }
 
-/** Reads finished groups. A broken stream is opened again behind the last group that was handled. */
+/** Reads finished groups. A broken stream is opened again after the last group that was handled. */
 export async function watch(store: Connection, options: Options, emit: Emit) {
   const { project, trainingRun, count } = options;
   let { cursor } = options;

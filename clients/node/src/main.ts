@@ -1,6 +1,6 @@
 // A client of Fulmen in one program: `client COMMAND [--flag value]...`. docs/clients.md explains commands and flags.
 //
-// Prints one JSON object a line; an error is one on stderr, and the exit status is 1 (2: the command line is wrong).
+// Prints one JSON object per line. Errors are printed to stderr, with the exit status 1 (2: invalid command line).
 
 import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";

@@ -1,4 +1,4 @@
-// Decodes exchanged gradients as docs/exchange-wire.md says.
+// Decodes exchanged gradients as described in docs/exchange-wire.md.
 
 import { PayloadHeader, PayloadPart_Kind as Kind } from "../build/gen/fulmen/algorithm/v1/gradient_exchange.js";
 
@@ -6,7 +6,7 @@ const BLOCK = 4096;
 const SCALED = 512;
 const MOST_PARTS = 8;
 
-/** A payload of which nothing may be used. */
+/** An invalid payload; no part of it may be used. */
 export class Refused extends Error {}
 
 function need(holds: boolean, why: string): asserts holds {
@@ -23,10 +23,10 @@ interface Payload {
   parts: Part[];
 }
 
-/** Place and value of an element that is not zero. */
+/** The place and value of an element that is not zero. */
 export type Element = [place: number, value: number];
 
-/** What the reader knows beforehand; a payload that is not so is refused. */
+/** What the reader knows beforehand; a payload that differs is refused. */
 export interface Expected {
   codec: string;
   version: number;
@@ -41,7 +41,7 @@ export function decode(data: Buffer, { codec, version, size, bits }: Expected): 
   return DECODERS[codec](payload, bits).filter(([, value]) => value !== 0);
 }
 
-/** ISO-HDLC: polynomial 0xEDB88320, reflected, begun and ended with all ones. */
+/** ISO-HDLC: polynomial 0xEDB88320, reflected, initial value and final XOR are all ones. */
 function crc32(bytes: Buffer) {
   let crc = ~0;
   for (const byte of bytes) {
@@ -85,7 +85,7 @@ function parse(data: Buffer) {
   const parts = header.parts.map(({ kind, count: long }) => {
     const count = Number(long);
     const reader = READERS[kind];
-    need(!!reader && count >= 0 && at + count * reader.bytes <= data.length, "a part is of no kind, or cut off");
+    need(!!reader && count >= 0 && at + count * reader.bytes <= data.length, "a part has an unknown kind, or cut off");
     const numbers = Array.from({ length: count }, (_, i) => reader.read(data, at + i * reader.bytes));
     at += count * reader.bytes;
     return { kind, numbers };
@@ -109,7 +109,7 @@ function numbersOf(parts: Part[], ...kinds: Kind[]) {
   return parts.map((part) => part.numbers);
 }
 
-/** Returns integers of so many bits: themselves, or planes of bits. */
+/** Returns integers of this many bits: plain, or as planes of bits. */
 function integers(packed: number[], bits: number, count: number) {
   need(packed.length === (bits === 8 ? count : Math.ceil(count / 8) * bits), "number of integers");
   if (bits === 8) return packed;
@@ -122,7 +122,7 @@ function integers(packed: number[], bits: number, count: number) {
   });
 }
 
-/** Returns the elements that counts and places name, in order. */
+/** Returns the elements that the counts and places describe, in order. */
 function elements(counts: number[], places: number[], size: number) {
   need(counts.length === Math.ceil(size / BLOCK), "number of counts");
   need(counts.every((count) => count >= 0 && count <= BLOCK), "a count is out of range");
@@ -138,13 +138,13 @@ function elements(counts: number[], places: number[], size: number) {
   });
 }
 
-/** Reads a tensor as it is, of any kind of number; these alone need not be finite. */
+/** Reads an unencoded tensor of any kind of number. Only its numbers need not be finite. */
 function whole({ size, parts }: Payload): Element[] {
   need(parts.length === 1 && parts[0].numbers.length === size, "number of the parts, or of values");
   return parts[0].numbers.map((value, place) => [place, value]);
 }
 
-/** Reads the sum of what ranks have sent: without places where these would take more bytes. */
+/** Reads the sum of the ranks' payloads: without places if these would take more bytes. */
 function union(payload: Payload): Element[] {
   if (payload.parts.length !== 1) return sparse(payload);
   numbersOf(payload.parts, Kind.KIND_BFLOAT16);
@@ -184,13 +184,13 @@ function sparseQuantised(payload: Payload, bits: number): Element[] {
   need(scales.every((scale) => scale > 0 && Number.isFinite(Math.fround(scale * most))), "scales");
   const scaleOf = new Map(filled.map((block, i) => [block, scales[i]]));
   return where.map((element, i) => {
-    const step = steps[i] + (steps[i] >= 0 ? 1 : 0); // nothing that is sent is zero
+    const step = steps[i] + (steps[i] >= 0 ? 1 : 0); // no element that is sent is zero
     return [element, Math.fround(step * scaleOf.get(Math.floor(element / BLOCK))!)];
   });
 }
 
 const DECODERS: Record<string, (payload: Payload, bits: number) => Element[]> = {
-  // What servers send down where tensors go as they are.
+  // Servers send this if tensors are not encoded.
   sum: whole,
   topk: sparse,
   dgc: sparse,

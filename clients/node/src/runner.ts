@@ -1,5 +1,5 @@
-// A runner: holds the lease stream, works through what it is assigned, reports it. Everything here happens in one
-// thread, so the fields below are always whole between two messages.
+// A runner: holds the lease stream, runs the attempts that it is assigned, and reports their results. Everything here
+// happens in one thread, so the fields below are always consistent between two messages.
 
 import { hostname } from "node:os";
 
@@ -29,7 +29,7 @@ export class Runner {
     private readonly emit: Emit,
   ) {}
 
-  /** Works until `count` attempts are handled. The session outlives its streams: leases are kept over a reconnect. */
+  /** Works until `count` attempts are handled. The session outlives its streams: leases survive a reconnect. */
   async run() {
     try {
       while (this.handled < this.options.count) await whileUnavailable(this.store.deadline, () => this.holdStream());
@@ -50,7 +50,7 @@ export class Runner {
         if (message?.$case === "opened") renewal = this.opened(message.value);
         else this.take(message);
         if (message?.$case === "drain" || this.handled >= this.options.count) {
-          this.send = () => {}; // what ends from here on is reported on the next stream
+          this.send = () => {}; // attempts that end from here on are reported on the next stream
           stream.end(); // the store answers by ending its side
         } else this.grant();
       }
@@ -113,7 +113,7 @@ export class Runner {
     this.running.set(attempt, stop);
     this.emit({ event: "assigned", attempt });
     void attempted(this.store, assignment, this.options, stop.signal).then((result) => {
-      if (this.running.get(attempt) !== stop) return; // lost meanwhile: nobody wants to know
+      if (this.running.get(attempt) !== stop) return; // lost meanwhile: the result is discarded
       this.running.delete(attempt);
       this.unacknowledged.set(attempt, result);
       this.report([result]);
@@ -138,7 +138,7 @@ export class Runner {
     }
   }
 
-  /** Forgets attempts whose leases are gone: whatever they report would be discarded. */
+  /** Forgets attempts whose leases have expired: the store would discard their results. */
   private lose(attempts: string[]) {
     for (const attempt of attempts) {
       this.running.get(attempt)?.abort();
@@ -156,13 +156,13 @@ export class Runner {
     this.name = "";
   }
 
-  /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
+  /** Releases the remaining leases, so that rollouts need not wait until the session expires. */
   private async endSession() {
     if (!this.name) return;
     const { leases, metadata } = this.store;
     const request = ReleaseLeasesRequest.fromPartial({ runner: this.name });
     const deadline = new Date(Date.now() + RELEASE_LIMIT_MS);
-    // If this fails, the session ends by itself, later.
+    // If this fails, the session expires later.
     await call(leases, leases.releaseLeases, request, metadata, { deadline }).catch(() => {});
   }
 }

@@ -1,4 +1,4 @@
-// Holds the decoder of payloads to a file of protos/testdata/exchange.
+// Checks the decoder of payloads against a file of protos/testdata/exchange.
 
 import { isDeepStrictEqual } from "node:util";
 
@@ -17,7 +17,7 @@ interface GoldenFile {
   refused: Settings & { size: number; payloads: Record<string, string> };
 }
 
-/** Decodes everything in the file; throws at the first payload that is not read as the file says. */
+/** Decodes everything in the file; throws at the first payload whose result differs from the file. */
 export function check(text: string) {
   const { codec, version, cases, refused } = JSON.parse(text) as GoldenFile;
   const expected = ({ codec, settings, way }: Settings, size: number): Expected => ({
@@ -28,7 +28,7 @@ export function check(text: string) {
   });
   for (const [name, { payload, decoded, cuts, segment, ...rest }] of Object.entries(cases)) {
     const found = decode(Buffer.from(payload, "hex"), expected(rest, cuts[segment + 1] - cuts[segment]));
-    if (!isDeepStrictEqual(found, decoded)) throw new Error(`${codec}: ${name}: other elements than the file has`);
+    if (!isDeepStrictEqual(found, decoded)) throw new Error(`${codec}: ${name}: the elements differ from the file`);
   }
   for (const [why, payload] of Object.entries(refused.payloads)) {
     if (!isRefused(payload, expected(refused, refused.size))) throw new Error(`${codec}: not refused: ${why}`);

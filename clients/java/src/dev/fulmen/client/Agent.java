@@ -32,13 +32,13 @@ import stubs.opentelemetry.proto.common.v1.KeyValue;
 import stubs.opentelemetry.proto.trace.v1.Span;
 
 /**
- * What is done with an assignment. A real agent stands where {@code solve} does; the rest is what any runner has to do:
- * hold the time limit, stop when it is asked to, leave a span, and say how it ended.
+ * Runs assignments. A real agent replaces {@code solve}. The rest is what any runner must do: keep the time limit, stop
+ * when requested, record a span, and report how the attempt ended.
  */
 record Agent(Connection store, Assignment assignment, Options options, Context.CancellableContext context) {
   private static final SecureRandom RANDOM = new SecureRandom();
 
-  /** Runs the attempt to its end, in its context; never throws: how it failed is part of the result. */
+  /** Runs the attempt to its end, in its context; never throws: a failure is part of the result. */
   AttemptResult attempted() {
     var result =
         AttemptResult.newBuilder()
@@ -71,7 +71,7 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
         : FailureKind.FAILURE_KIND_AGENT_ERROR;
   }
 
-  /** Asks the model, if there is one; else knows the answer itself. */
+  /** Asks the model, if there is one; otherwise computes the answer. */
   private String solve(String question, String product) throws InterruptedException {
     var stopped = new CountDownLatch(1);
     context.addListener(ended -> stopped.countDown(), Runnable::run);
@@ -82,10 +82,10 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
     var body = Main.JSON.toJson(Map.of("model", options.text("model"), "messages", messages));
     var request =
         CompleteRequest.newBuilder().setPath("/v1/chat/completions").setBodyJson(ByteString.copyFromUtf8(body)).build();
-    // The attempt key names the attempt: the proxy records the call as its, and refuses the key once it is over.
+    // The attempt key names the attempt: the proxy records the call for it, and refuses the key once it ends.
     var model = store.as(assignment.getAttemptKey(), CompletionServiceGrpc.newBlockingStub(store.proxy()));
     var answer = model.complete(request);
-    // What the backend or the proxy refused is an answer with its HTTP status, not an error of the rpc.
+    // A refusal by the backend or the proxy is an answer with its HTTP status, not an error of the rpc.
     if (answer.getHttpStatus() != 200) {
       var code = answer.getHttpStatus() >= 500 ? "UNAVAILABLE" : "FAILED";
       var text = answer.getBodyJson().toStringUtf8();
@@ -95,7 +95,7 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
     return choice.getAsJsonObject("message").get("content").getAsString();
   }
 
-  /** Appends one span and waits until it is durable, so that whoever reads the finished attempt finds it. */
+  /** Appends one span and waits until it is durable, so that readers of the finished attempt find it. */
   private void reportSpan(long beganMs, Map<String, String> about) throws InterruptedException {
     var endedMs = System.currentTimeMillis();
     var span =
@@ -112,7 +112,7 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
     var chunk =
         SpanChunk.newBuilder()
             .setAttempt(assignment.getAttempt())
-            .setChunkId(UUID.randomUUID().toString()) // a chunk that is sent again under the same id is stored once
+            .setChunkId(UUID.randomUUID().toString()) // a chunk that is sent again with the same id is stored once
             .setSpanCount(1)
             .setCodec(SpanCodec.SPAN_CODEC_IDENTITY)
             .setPayload(SpanBatch.newBuilder().addSpans(record).build().toByteString())
@@ -124,7 +124,7 @@ record Agent(Connection store, Assignment assignment, Options options, Context.C
     spans.onNext(AppendSpansRequest.newBuilder().addChunks(chunk).build());
     spans.onCompleted();
     try {
-      for (var rejected : answer.get().getRejectedList()) { // the call ends by its deadline, or with the attempt
+      for (var rejected : answer.get().getRejectedList()) { // the call ends at its deadline, or with the attempt
         throw new IllegalStateException("the store rejected the span: " + rejected.getMessage());
       }
     } catch (ExecutionException failed) {

@@ -17,7 +17,7 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 
-/** Channels to store and LLM proxy: where they are, who calls, how long everything may take. */
+/** Channels to the store and the LLM proxy, with their addresses, credentials and deadline. */
 final class Connection implements AutoCloseable {
   private static final long PAUSE_MS = 200;
 
@@ -26,7 +26,10 @@ final class Connection implements AutoCloseable {
   private final ManagedChannel proxy;
   private final String token;
 
-  /** Opens what the environment names; nothing is sent before the first call. Every call ends by the deadline. */
+  /**
+   * Opens channels to the addresses in the environment; nothing is sent before the first call. All calls end at the
+   * deadline.
+   */
   Connection(Deadline deadline) throws IOException {
     this.deadline = deadline;
     token = ownToken();
@@ -43,12 +46,12 @@ final class Connection implements AutoCloseable {
     return proxy;
   }
 
-  /** Has a stub call with the program's own token. */
+  /** Returns a stub that calls with the program's own token. */
   <S extends AbstractStub<S>> S own(S stub) {
     return as(token, stub);
   }
 
-  /** Has a stub call as the holder of a token, or of an attempt key. */
+  /** Returns a stub that calls with a token or an attempt key. */
   <S extends AbstractStub<S>> S as(String key, S stub) {
     return stub.withDeadline(deadline).withCallCredentials(new Bearer(key));
   }
@@ -59,7 +62,7 @@ final class Connection implements AutoCloseable {
     proxy.shutdownNow();
   }
 
-  /** Does something again for as long as the server cannot be reached: the one error that may be retried as it is. */
+  /** Repeats an operation while the server cannot be reached: the only error that may be retried unchanged. */
   void whileUnavailable(Callable<Void> work) throws Exception {
     for (; ; ) {
       try {
@@ -69,7 +72,7 @@ final class Connection implements AutoCloseable {
         var error = FulmenException.of(cause);
         if (!error.isUnreachable() || deadline.timeRemaining(TimeUnit.MILLISECONDS) <= PAUSE_MS) throw error;
         Thread.sleep(PAUSE_MS);
-        store.resetConnectBackoff(); // a server that comes back is found at once
+        store.resetConnectBackoff(); // connects immediately to a restarted server
       }
     }
   }

@@ -19,7 +19,7 @@ import stubs.fulmen.store.v1.WatchRolloutsRequest;
 final class Feed {
   private Feed() {}
 
-  /** Creates a group of rollouts with the same input. The request id makes a repeat harmless: nothing is doubled. */
+  /** Creates a group of rollouts with the same input. The request id makes the request idempotent. */
   static void create(Connection store, Options options) throws Exception {
     var count = options.number("count");
     var rollout =
@@ -47,7 +47,7 @@ final class Feed {
         });
   }
 
-  /** Reads finished groups. A broken stream is opened again behind the last group that was handled. */
+  /** Reads finished groups. A broken stream is opened again after the last group that was handled. */
   static void watch(Connection store, Options options) throws Exception {
     var handled = new int[] {0};
     var request =

@@ -8,7 +8,7 @@ import java.util.Map;
 import stubs.google.rpc.ErrorInfo;
 import stubs.google.rpc.Status;
 
-/** What a server refused, or what gRPC could not do; {@code reason} is empty where no server said one. */
+/** A server's refusal, or a failure of gRPC; {@code reason} is empty if no server sent one. */
 final class FulmenException extends RuntimeException {
   private static final Metadata.Key<byte[]> DETAILS =
       Metadata.Key.of("grpc-status-details-bin", Metadata.BINARY_BYTE_MARSHALLER);
@@ -28,7 +28,7 @@ final class FulmenException extends RuntimeException {
     this(code, "", message, Map.of());
   }
 
-  /** Decodes what a call threw; what is no error of a call has the code FAILED. */
+  /** Decodes an error; errors other than a call's have the code FAILED. */
   static FulmenException of(Throwable thrown) {
     if (thrown instanceof FulmenException known) return known;
     if (thrown instanceof StatusRuntimeException failed) return of(failed.getStatus(), failed.getTrailers());
@@ -51,14 +51,14 @@ final class FulmenException extends RuntimeException {
         }
       }
     } catch (InvalidProtocolBufferException unreadable) {
-      // Another server's details: the code alone has to do.
+      // Another server's details: only the code is known.
     }
     return ErrorInfo.getDefaultInstance();
   }
 
   /**
-   * Tells whether nobody answered, or the connection broke: gRPC says INTERNAL of that too, but servers never do
-   * without a reason.
+   * Returns whether no server answered, or the connection broke. gRPC may report that as INTERNAL, too; a server's
+   * INTERNAL always has a reason.
    */
   boolean isUnreachable() {
     return code.equals("UNAVAILABLE") || (code.equals("INTERNAL") && reason.isEmpty());

@@ -12,7 +12,7 @@ import java.util.concurrent.TimeUnit;
  * A client of Fulmen in one program: {@code client COMMAND [--flag value]...}. docs/clients.md explains commands and
  * flags.
  *
- * <p>Prints one JSON object a line; an error is one on stderr, and the exit status is 1 (2: the command line is wrong).
+ * <p>Prints one JSON object per line. Errors are printed to stderr, with the exit status 1 (2: invalid command line).
  */
 public final class Main {
   static final Gson JSON = new GsonBuilder().disableHtmlEscaping().create();

@@ -22,7 +22,7 @@ record Options(String command, List<String> files, Map<String, String> flags) {
           Map.entry("work-s", "0"),
           Map.entry("deadline-s", "60"));
 
-  /** Reads arguments; throws IllegalArgumentException if they are wrong. */
+  /** Reads arguments; throws IllegalArgumentException if they are invalid. */
   static Options read(String[] arguments) {
     var words = List.of(arguments);
     if (words.isEmpty() || !List.of("create", "run", "watch", "vectors").contains(words.get(0))) {
@@ -49,7 +49,7 @@ record Options(String command, List<String> files, Map<String, String> flags) {
     return flags.get(flag);
   }
 
-  /** Returns what rollouts require of a runner, and a runner has. */
+  /** Returns labels that rollouts require of a runner, or that a runner has. */
   Map<String, String> labels() {
     var parts = text("label").split("=", 2);
     return parts.length == 2 ? Map.of(parts[0], parts[1]) : Map.of();

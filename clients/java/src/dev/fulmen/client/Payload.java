@@ -10,22 +10,22 @@ import java.util.zip.CRC32;
 import stubs.fulmen.algorithm.v1.PayloadHeader;
 import stubs.fulmen.algorithm.v1.PayloadPart.Kind;
 
-/** Decodes exchanged gradients as docs/exchange-wire.md says. */
+/** Decodes exchanged gradients as described in docs/exchange-wire.md. */
 final class Payload {
   private static final byte[] MAGIC = {'F', 'G', 'X', '1'};
   private static final int BLOCK = 4096;
   private static final int SCALED = 512;
   private static final int MOST_PARTS = 8;
-  private static final String AS_THEY_ARE = "sum"; // the codec's name of tensors that none encodes
+  private static final String AS_THEY_ARE = "sum"; // the codec's name for tensors that are not encoded
 
-  /** A payload of which nothing may be used. */
+  /** An invalid payload; no part of it may be used. */
   static final class Refused extends RuntimeException {
     Refused(String why) {
       super(why);
     }
   }
 
-  /** What the reader knows beforehand; a payload that is not so is refused. */
+  /** What the reader knows beforehand; a payload that differs is refused. */
   record Expected(String codec, int version, int size, int bits) {}
 
   private record Part(Kind kind, float[] numbers) {}
@@ -33,7 +33,7 @@ final class Payload {
   private final int size;
   private final List<Part> parts = new ArrayList<>();
 
-  /** Returns the elements of a segment. Every number of a payload, whatever its kind, is exact as a float. */
+  /** Returns the elements of a segment. Every number of a payload is exact as a float. */
   static float[] decode(byte[] data, Expected expected) {
     need(data.length >= 12 && Arrays.equals(data, 0, 4, MAGIC, 0, 4), "no payload of this format");
     var payload = new Payload(ByteBuffer.wrap(data).order(ByteOrder.LITTLE_ENDIAN), expected);
@@ -43,7 +43,7 @@ final class Payload {
       case "union" -> payload.union();
       case "qsgd", "double_quantization" -> payload.quantised(expected.bits);
       case "topk_quantised" -> payload.sparseQuantised(expected.bits);
-      default -> throw new IllegalArgumentException("no such codec: " + expected.codec);
+      default -> throw new IllegalArgumentException("unknown codec: " + expected.codec);
     };
   }
 
@@ -86,7 +86,7 @@ final class Payload {
       case KIND_INT8, KIND_UINT8 -> 1;
       case KIND_INT16, KIND_BFLOAT16, KIND_FLOAT16 -> 2;
       case KIND_FLOAT32 -> 4;
-      default -> throw new Refused("a part is of no kind");
+      default -> throw new Refused("a part has an unknown kind");
     };
   }
 
@@ -126,7 +126,7 @@ final class Payload {
     return parts.get(index).numbers;
   }
 
-  /** Reads integers of so many bits: themselves, or planes of bits. */
+  /** Reads integers of this many bits: plain, or as planes of bits. */
   private static int[] integers(float[] packed, int bits, int count) {
     need(packed.length == (bits == 8 ? count : blocks(count, 8) * bits), "number of integers");
     var integers = new int[count];
@@ -141,7 +141,7 @@ final class Payload {
     return integers;
   }
 
-  /** Returns the elements that counts and places name, in order. */
+  /** Returns the elements that the counts and places describe, in order. */
   private int[] elements(float[] counts, float[] places) {
     need(counts.length == blocks(size, BLOCK), "number of counts");
     var elements = new int[places.length];
@@ -159,13 +159,13 @@ final class Payload {
     return elements;
   }
 
-  /** Returns a tensor as it is, of any kind of number; these alone need not be finite. */
+  /** Returns an unencoded tensor of any kind of number. Only its numbers need not be finite. */
   private float[] whole() {
     need(parts.size() == 1 && part(0).length == size, "number of the parts, or of values");
     return part(0);
   }
 
-  /** Reads the sum of what ranks have sent: without places where these would take more bytes. */
+  /** Reads the sum of the ranks' payloads: without places if these would take more bytes. */
   private float[] union() {
     if (parts.size() != 1) return sparse();
     needKinds(Kind.KIND_BFLOAT16);
@@ -212,7 +212,7 @@ final class Payload {
     int scale = 0;
     for (var count : counts) {
       for (int end = next + (int) count; next < end; next++) {
-        var step = steps[next] >= 0 ? steps[next] + 1 : steps[next]; // nothing that is sent is zero
+        var step = steps[next] >= 0 ? steps[next] + 1 : steps[next]; // no element that is sent is zero
         found[where[next]] = step * scales[scale];
       }
       if (count > 0) scale++;

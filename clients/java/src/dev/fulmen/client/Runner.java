@@ -28,7 +28,7 @@ import stubs.fulmen.store.v1.StreamLeasesRequest;
 import stubs.fulmen.store.v1.StreamLeasesResponse;
 
 /**
- * A runner: holds the lease stream, works through what it is assigned, reports it. One thread owns all fields; the
+ * A runner: holds the lease stream, runs the attempts that it is assigned, and reports their results. One thread owns all fields; the
  * stream and the attempts leave in its mailbox what is to be done.
  */
 final class Runner {
@@ -45,8 +45,8 @@ final class Runner {
   private int handled; // attempts that are acknowledged or lost
   private int credits; // granted and not yet used by an assignment
 
-  // Of the stream that is open now.
-  private StreamObserver<StreamLeasesRequest> requests; // null: what ends from here on is reported on the next stream
+  // Fields of the current stream.
+  private StreamObserver<StreamLeasesRequest> requests; // null: results are sent on the next stream
   private boolean over;
   private Throwable failure;
   private long renewalNs;
@@ -59,7 +59,7 @@ final class Runner {
   }
 
   /**
-   * Works until {@code count} attempts are handled. The session outlives its streams: leases are kept over a reconnect.
+   * Works until {@code count} attempts are handled. The session outlives its streams: leases survive a reconnect.
    */
   void run() throws Exception {
     try {
@@ -73,11 +73,11 @@ final class Runner {
   private Void holdStream() throws Exception {
     over = false;
     failure = null;
-    renewalNs = TimeUnit.HOURS.toNanos(1); // until the store has said how long a lease is
+    renewalNs = TimeUnit.HOURS.toNanos(1); // until the store has sent the duration of a lease
     renewAtNs = System.nanoTime() + renewalNs;
     requests = store.own(LeaseServiceGrpc.newStub(store.store())).streamLeases(new Listener());
     open();
-    while (!over) { // the stream ends by its deadline at the latest
+    while (!over) { // the stream ends at its deadline at the latest
       var work = mailbox.poll(renewAtNs - System.nanoTime(), TimeUnit.NANOSECONDS);
       if (work != null) work.run();
       if (requests == null || over) continue;
@@ -124,7 +124,7 @@ final class Runner {
         Main.emit(Map.of("event", "drain"));
         leave();
       }
-      default -> {} // a message that is newer than this program
+      default -> {} // a message of a newer server
     }
   }
 
@@ -138,7 +138,7 @@ final class Runner {
     if (requests == null) return;
     requests.onCompleted();
     requests = null;
-    renewAtNs = System.nanoTime() + TimeUnit.HOURS.toNanos(1); // nothing is renewed any more: wait, do not spin
+    renewAtNs = System.nanoTime() + TimeUnit.HOURS.toNanos(1); // nothing left to renew
   }
 
   private void open() {
@@ -201,7 +201,7 @@ final class Runner {
   }
 
   private void finish(Context.CancellableContext context, AttemptResult result) {
-    var wanted = running.remove(result.getAttempt(), context); // else it was lost meanwhile: nobody wants to know
+    var wanted = running.remove(result.getAttempt(), context); // else it was lost meanwhile: the result is discarded
     context.cancel(null);
     if (!wanted) return;
     unacknowledged.put(result.getAttempt(), result);
@@ -233,7 +233,7 @@ final class Runner {
     }
   }
 
-  /** Forgets attempts whose leases are gone: whatever they report would be discarded. */
+  /** Forgets attempts whose leases have expired: the store would discard their results. */
   private void lose(List<String> attempts) {
     for (var attempt : attempts) {
       var context = running.remove(attempt);
@@ -253,7 +253,7 @@ final class Runner {
     stopped.forEach(context -> context.cancel(null));
   }
 
-  /** Gives back what is still leased, so that nobody waits for the session's time to run out. */
+  /** Releases the remaining leases, so that rollouts need not wait until the session expires. */
   private void endSession() {
     if (runner.isEmpty()) return;
     var leases = store.own(LeaseServiceGrpc.newBlockingStub(store.store()));
@@ -262,7 +262,7 @@ final class Runner {
           .withDeadlineAfter(RELEASE_LIMIT_S, TimeUnit.SECONDS)
           .releaseLeases(ReleaseLeasesRequest.newBuilder().setRunner(runner).build());
     } catch (io.grpc.StatusRuntimeException unreachable) {
-      // It ends by itself, later.
+      // The session expires later.
     }
   }
 

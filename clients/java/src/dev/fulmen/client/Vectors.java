@@ -5,7 +5,7 @@ import java.util.HexFormat;
 import java.util.Map;
 import java.util.stream.IntStream;
 
-/** Holds the decoder of payloads to a file of protos/testdata/exchange. */
+/** Checks the decoder of payloads against a file of protos/testdata/exchange. */
 final class Vectors {
   private record GoldenFile(String codec, int version, Map<String, Case> cases, RefusedOnes refused) {}
 
@@ -17,7 +17,7 @@ final class Vectors {
 
   private Vectors() {}
 
-  /** Decodes everything in the file; throws at the first payload that is not read as the file says. */
+  /** Decodes everything in the file; throws at the first payload whose result differs from the file. */
   static Map<String, ?> check(String text) {
     var file = Main.JSON.fromJson(text, GoldenFile.class);
     file.cases.forEach(
@@ -25,7 +25,7 @@ final class Vectors {
           var size = each.cuts[each.segment + 1] - each.cuts[each.segment];
           var found = decode(file, name, each.payload, expected(file, each.codec, each.settings, each.way, size));
           if (!areEqual(found, each.decoded)) {
-            throw new IllegalStateException(file.codec + ": " + name + ": other elements than the file has");
+            throw new IllegalStateException(file.codec + ": " + name + ": the elements differ from the file");
           }
         });
     var refused = file.refused;
