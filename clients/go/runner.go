@@ -18,8 +18,8 @@ type (
 	leases  = storev1.LeaseService_StreamLeasesClient // a broken stream fails in reads, not in writes
 )
 
-// runner holds the lease stream, runs the attempts that it is assigned, and reports their results. One goroutine owns all fields; the
-// stream, the attempts and the clock talk to it through channels.
+// runner holds the lease stream, runs the attempts that it is assigned, and reports their results. One goroutine owns
+// all fields; the stream, the attempts and the clock send to it through channels.
 type runner struct {
 	store   *connection
 	options options

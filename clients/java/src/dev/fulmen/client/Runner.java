@@ -28,8 +28,8 @@ import stubs.fulmen.store.v1.StreamLeasesRequest;
 import stubs.fulmen.store.v1.StreamLeasesResponse;
 
 /**
- * A runner: holds the lease stream, runs the attempts that it is assigned, and reports their results. One thread owns all fields; the
- * stream and the attempts leave in its mailbox what is to be done.
+ * A runner: holds the lease stream, runs the attempts that it is assigned, and reports their results. One thread owns
+ * all fields; the stream and the attempts add tasks to its mailbox.
  */
 final class Runner {
   private static final long RELEASE_LIMIT_S = 5;
