@@ -35,21 +35,21 @@ def verdict(found: list[dict[str, object]] | None, *, strict: bool) -> tuple[int
     """Returns the exit status and the lines to print."""
     known = [each for each in found or [] if "vulns" in each]
     if not known:
-        return int(strict), ["audit: no advisory could be asked for: run `make audit` where PyPI can be reached"]
+        return int(strict), ["audit: no advisory could be requested: run `make audit` where PyPI can be reached"]
     lines = [
-        f"audit: {each['name']} {each['version']}: {one['id']}, mended in {', '.join(one['fix_versions']) or 'nothing yet'}"
+        f"audit: {each['name']} {each['version']}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'nothing yet'}"
         for each in known
         for one in each["vulns"]  # type: ignore[attr-defined]
     ]
     missed = len(found or []) - len(known)
-    told = [f"audit: {len(known)} distributions asked for, {missed} of which nothing is known, {len(lines)} advisories"]
+    told = [f"audit: {len(known)} distributions checked, {missed} unknown to PyPI, {len(lines)} advisories"]
     return int(bool(lines)), lines + told
 
 
 def main() -> int:
     """Runs the audit; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strict", action="store_true", help="fail where no advisory can be asked for")
+    parser.add_argument("--strict", action="store_true", help="fail if no advisory can be requested")
     arguments = parser.parse_args()
     uv = Path(shutil.which("uv") or Path(sys.executable).with_name("uv"))
     found = audited(uv, ROOT / "constraints.txt")

@@ -62,7 +62,7 @@ for language; do
   if [ -n "$missing" ]; then
     echo "clients: $language: not built, for want of" $missing >&2
     echo "clients: $language: on Debian: apt-get install $(tools/client_toolchains.sh --list "$language")" >&2
-    echo "clients: $language: what lies in node_modules comes from: npm ci" >&2
+    echo "clients: $language: packages of node_modules: npm ci" >&2
     [ "$asked" -eq 0 ] || status=3
   else
     build "$language" || status=1

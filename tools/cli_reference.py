@@ -1,4 +1,4 @@
-"""Generates docs/cli.md from the command tree; its texts are those of `--help`.
+"""Generates docs/cli.md from the command tree, with the texts of `--help`.
 
 python tools/cli_reference.py            writes it
 python tools/cli_reference.py --check    exits with 1 if it is not current

@@ -4,7 +4,7 @@
 //   node tools/console_pictures.mjs run rollouts    some of them
 //
 // FULMEN_BROWSER_STACK, a line as tests/support/browser_stack.py prints it, names a stack that has trained already. `home` and
-// `queue` show a training that goes on: start one there before you ask for them.
+// `queue` show a running training: start one there first.
 
 import { execFile, spawn } from "node:child_process";
 import { mkdir } from "node:fs/promises";

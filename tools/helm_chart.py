@@ -33,7 +33,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    commands.add_parser("version", help="says of which release the SDK is").set_defaults(run=_version)
+    commands.add_parser("version", help="prints the SDK's release").set_defaults(run=_version)
     for name, run in (("lint", _lint), ("template", _template), ("install", _install)):
         command = commands.add_parser(name)
         command.set_defaults(run=run)

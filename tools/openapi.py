@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the OpenAPI description that the console serves: the rpcs that the console offers over HTTP, from protos/ and their comments.
+"""Generates the console's OpenAPI description: the rpcs that the console offers over HTTP, from protos/ and their comments.
 
 `--check` compares instead. Source: https://spec.openapis.org/oas/v3.1.0 and https://protobuf.dev/programming-guides/json/.
 """

@@ -25,7 +25,7 @@ MESSAGES, ENUMS, SERVICES, FIELDS, NESTED, NESTED_ENUMS, VALUES, METHODS = 4, 5,
 INTRODUCTION = """\
 # Contracts
 
-What the services say to each other and to clients, from `protos/`. Errors are those of `fulmen/errors/v1/reasons.proto`.
+The rpcs and messages of the services, generated from `protos/`. The reasons of errors are in `fulmen/errors/v1/reasons.proto`.
 """
 
 
@@ -33,7 +33,7 @@ class Comments:
     """The comments of a file."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
-        """Keeps those that stand before or behind something."""
+        """Keeps the comments before or after each element."""
         self._texts = {tuple(x.path): x.leading_comments or x.trailing_comments for x in file.source_code_info.location}
 
     def __getitem__(self, place: Place) -> str:

@@ -66,30 +66,31 @@ fulmen proxy apply proxy.toml --check
 fulmen proxy apply proxy.toml
 ```
 
-The first command finds every problem of the file at once, without a stack. The second makes the proxy's backends and routes those
-of the file: what it names is added or replaced, what it named before is deleted. Nothing changes unless all of the file is valid, and
-not beside another owner: a route of a training run, or of another file. The rest of the proxy's routes stays as it is. It needs a token of
-the role admin or service.
+The first command reports every problem of the file in one run, without a stack. The second applies the file to the proxy: backends and
+routes in the file are added or replaced, and those that were in the file before but no longer are get deleted. Nothing changes if any
+part of the file is invalid, or if one of its routes belongs to a training run or to another file. The proxy's other routes are unchanged.
+The command needs a token with the role admin or service.
 
 **Keys of vendors are not in the file.** `key_name` names one: a secret (`fulmen secret set openai`), an entry of the proxy's setting
 `BACKEND_KEYS`, or a vendor of `VENDORS` ([secrets.md](secrets.md), [proxy-operations.md](proxy-operations.md)).
 
 ## What the file owns
 
-The file's name identifies it: `proxy.toml` owns what the `proxy.toml` that was applied last names, wherever it lay; files of other
-names own their own. What a file owns is not changed by another command: `fulmen proxy route put`, `split`, `rollback`, `record` and
-`delete`, `fulmen proxy backend add` and `delete` fail with `MANAGED_BY_FILE` and name the file. What passes by itself continues: drains,
-holds, and the versions that `fulmen proxy promote` sets. A route or backend that an operator has put before is taken over.
+A file is identified by its name, not by its folder: `proxy.toml` owns the backends and routes of the `proxy.toml` that was applied last.
+Files with other names own their own. Other commands cannot change what a file owns: `fulmen proxy route put`, `split`, `rollback`,
+`record` and `delete`, `fulmen proxy backend add` and `delete` fail with `MANAGED_BY_FILE` and name the file. Temporary states are still
+allowed: drains, holds, and the versions that `fulmen proxy promote` sets. A file takes over a route or backend that an operator has put
+before.
 
-With `--watch` the command stays and applies the file whenever it has changed and then stood still for a second. A content that is
-not valid is reported on standard error, and the set before stays in force. One such process is enough for any number of proxies,
-since they all read the store; in Kubernetes, a Deployment of one replica with the file in a ConfigMap.
+With `--watch` the command keeps running, and applies the file whenever it has changed and then has not changed for a second. If the
+file is invalid, the command reports the problems to standard error and keeps the previous backends and routes. One such process is
+enough for any number of proxies, since they all read the store; in Kubernetes, use a Deployment of one replica with the file in a ConfigMap.
 
 ```sh
 fulmen proxy apply proxy.toml --delete
 ```
 
-deletes what the file owns. An empty file does not, so that a file that is half written, or lost, stops no call.
+deletes what the file owns. Applying an empty file does not, so that a half-written file does not interrupt calls.
 
 For completion and checks in an editor that reads JSON Schemas of TOML files (Even Better TOML, taplo), put
 [proxy.schema.json](proxy.schema.json) beside the file and begin it with:

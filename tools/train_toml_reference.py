@@ -124,7 +124,7 @@ same settings are the arguments of the Python classes: `fulmen.GRPO(steps=40)`.
 NESTED = """
 ## Tables of settings
 
-Values of the settings above that are tables. `kind` says which of several a table is.
+Tables that the settings above accept as values. If there are several, `kind` selects one.
 """
 HEAD = ("| key | value | default | what it is |", "|---|---|---|---|")
 KINDS = ("kind", "codec")
@@ -289,7 +289,7 @@ def _row(name: str, schema: Mapping[str, Any], definitions: Mapping[str, Any], d
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words that stand for a value that TOML cannot say."""
+    """Returns the words for a value that TOML cannot express."""
     return [word for word in ("auto", "none") if f'`"{word}"`' in text]
 
 
@@ -302,7 +302,7 @@ def _default(value: str, text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Returns a value as it is written in TOML; what is null is left out."""
+    """Returns a value in TOML's syntax, without entries that are null."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items() if each is not None) + "}"
     if isinstance(value, list):

@@ -37,7 +37,7 @@ def found() -> Iterator[tuple[Path, re.Pattern[str], list[str]]]:
 
 
 def main() -> int:
-    """Does what the arguments say; returns the exit status."""
+    """Runs the command of the arguments; returns the exit status."""
     files = list(found())
     [version] = {each for path, _, versions in files if path == ROOT / FIRST for each in versions[:1]}
     match sys.argv[1:]:

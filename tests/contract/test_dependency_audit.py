@@ -31,8 +31,8 @@ def test_a_known_vulnerability_fails_and_is_named_with_what_mends_it(audit: Modu
     status, lines = audit.verdict([VULNERABLE, SAFE, UNKNOWN], strict=False)
     assert status == 1
     assert lines == [
-        "audit: one 1.0: PYSEC-1, mended in 1.1",
-        "audit: 2 distributions asked for, 1 of which nothing is known, 1 advisories",
+        "audit: one 1.0: PYSEC-1, fixed in 1.1",
+        "audit: 2 distributions checked, 1 unknown to PyPI, 1 advisories",
     ]
 
 
