@@ -1,6 +1,5 @@
 """Generates the Python API's classes of algorithms, such as `fulmen.GRPO`, from the algorithm service's settings.
 
-Types, texts and inheritance are those of the service; defaults stay there, so that a setting that is not given has the
 Types, texts and inheritance are the service's. Defaults are not copied, so that a missing setting gets the default of
 the service that runs it. `--check` changes nothing, and exits with 1 if a file is not current.
 """

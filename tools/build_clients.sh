@@ -60,7 +60,7 @@ for language; do
   [ -e "clients/$language/build.sh" ] || { echo "clients: no such language: $language" >&2; exit 2; }
   missing=$(missing_of "$language")
   if [ -n "$missing" ]; then
-    echo "clients: $language: not built, for want of" $missing >&2
+    echo "clients: $language: not built, these are missing:" $missing >&2
     echo "clients: $language: on Debian: apt-get install $(tools/client_toolchains.sh --list "$language")" >&2
     echo "clients: $language: packages of node_modules: npm ci" >&2
     [ "$asked" -eq 0 ] || status=3

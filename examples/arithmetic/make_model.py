@@ -18,7 +18,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(output_dir: str, seed: int = 0, *, hidden: int = 96, layers: int = 2, heads: int = 4, mlp: int = 384) -> None:
-    """Writes a model directory; the sizes are those of `save_model`."""
+    """Writes a model directory with the sizes of `save_model`."""
     save_model(build_tokenizer(), output_dir, seed, ModelSize(hidden=hidden, layers=layers, heads=heads, mlp=mlp))
 
 

@@ -1,6 +1,6 @@
 """Writes the task files of the arithmetic example: sums of two numbers of two digits, split by unordered pair.
 
-The demonstrations are those of a sloppy teacher, who forgets most carries (27+15=32). A model that imitates them adds
+The demonstrations imitate a sloppy teacher who forgets most carries (27+15=32). A model that imitates them adds
 correctly only without a carry; it improves on that through rewards. Every training problem has a demonstration, right
 or wrong.
 

@@ -1,8 +1,8 @@
 """Writes the task files of the calculator example: chains of operations with one model call each.
 
 The calculator computes one operation at a time and shows two digits, 00 to 99; every result of a chain is one of them.
-The demonstrations are those of a tired teacher, who usually answers after four operations with the intermediate result.
-A model that imitates them solves the chains of four; it improves on that through rewards.
+The demonstrations imitate a tired teacher who usually answers after four operations with the intermediate result. A
+model that imitates them solves the chains of four; it improves on that through rewards.
 
 Invariant: no validation or test expression occurs among the training tasks or the demonstrations.
 """

@@ -1,4 +1,4 @@
-"""Writes a function for a sentence: it tries an expression on public tests, sees what came of it, and may try again.
+"""Writes a function for a sentence: it tries an expression on public tests, sees the results, and may try again.
 
 An ordinary program on the vendor's SDK; run by hand, it answers one task from standard input:
 
@@ -41,7 +41,7 @@ async def solve(task: dict) -> str:
         messages.append(answer.model_dump(exclude_none=True))
         for call in answer.tool_calls:
             code = code_of(call.function.arguments)
-            # In a thread: other agents of this process continue while the tests run.
+            # In a thread, so that other agents of this process continue while the tests run.
             result = await asyncio.to_thread(run, code, task["input"]["tests"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
         if result == PASSED:

@@ -1,16 +1,17 @@
-"""Computes expressions that a model wrote, each in a process of its own that can do nothing else.
+"""Evaluates a model's expressions, each in its own confined process.
 
-`trial.py` starts it. A line of standard input is a request, `{"code": text, "arguments": [lists]}`, and the line that follows on
-standard output its answer: `{"results": [values]}` or `{"error": name}`.
+`trial.py` starts this program. Each line of standard input is a request, `{"code": text, "arguments": [lists]}`. The next line of
+standard output is its answer: `{"results": [values]}` or `{"error": name}`.
 
-Three walls:
+Three barriers confine an expression:
 
 - Only an expression of lists and whole numbers is compiled: without attributes, texts, functions of its own, powers or shifts.
 - It knows `xs`, its own variables and the functions of KNOWN.
 - Its process has no environment, can open no file, socket or program, and has bounded CPU time, memory and output. It never
   sees the wanted results.
 
-The third alone would not keep it from removing a file by its name: what a sandbox of the agent is for.
+The third barrier alone would not stop an expression from removing a file by its name. Run untrusted agents in a
+sandbox.
 """
 
 import ast
@@ -41,7 +42,7 @@ MOST_OPEN = 64
 
 
 def refused(tree: ast.AST) -> bool:
-    """True if an expression holds anything but lists, whole numbers, and calls of known functions."""
+    """True if an expression contains anything but lists, whole numbers, and calls of known functions."""
     for node in ast.walk(tree):
         if not isinstance(node, NODES):
             return True
@@ -76,7 +77,7 @@ def answered(line: str) -> bytes:
 
 
 def confine(reply: int) -> None:
-    """Leaves this process one open file, to write to, and no way to open another."""
+    """Closes all files except the one to write to, and prevents opening others."""
     os.dup2(reply, REPLY)
     os.closerange(0, REPLY)
     os.closerange(REPLY + 1, MOST_OPEN)
@@ -91,7 +92,7 @@ def confine(reply: int) -> None:
         try:
             resource.setrlimit(limit, (most, most))
         except (OSError, ValueError):
-            # macOS refuses to bound memory; on Linux no wall may be missing.
+            # macOS cannot limit memory; on Linux every barrier is required.
             if sys.platform == "linux":
                 raise
 
@@ -108,7 +109,7 @@ def received(source: int, until: float) -> bytes:
 
 
 def in_a_child(line: str) -> bytes:
-    """Answers a request in a process of its own, which has ended when this returns."""
+    """Answers a request in its own process, which has ended when this returns."""
     ours, its = os.pipe()
     child = os.fork()
     if not child:
@@ -124,7 +125,7 @@ def in_a_child(line: str) -> bytes:
     _, status = os.waitpid(child, 0)
     if found:
         return found
-    # The kernel kills what has used up its CPU time.
+    # The kernel kills processes that have used up their CPU time.
     error = "TimeoutError" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else "RuntimeError"
     return json.dumps({"error": error}).encode()
 

@@ -30,7 +30,7 @@ LONGEST, LARGEST = 8, 9
 
 @dataclass(frozen=True)
 class Function:
-    """What is wanted: something of the parts of those numbers that meet conditions."""
+    """A function to write: an aggregate over the numbers that meet the conditions."""
 
     whole: str
     part: str
@@ -43,18 +43,18 @@ class Function:
         return " ".join(each for each in (self.whole, self.part, "the", self.sign, self.kind, "numbers") if each)
 
     def code(self, *, default: bool = True) -> str:
-        """Returns an expression; without the default of an empty list if so asked."""
+        """Returns an expression; on request without the default for an empty list."""
         conditions = [each for each in (SIGNS[self.sign], KINDS[self.kind]) if each]
         each = f"{PARTS[self.part]} for x in xs" + (f" if {' and '.join(conditions)}" if conditions else "")
         found = WHOLES[self.whole].format(each)
         return found if default else found.replace(" , default = 0", "")
 
     def tests(self, chance: random.Random, count: int) -> list:
-        """Draws tests; the first is of an empty list."""
+        """Draws tests; the first has an empty list."""
         arguments = [[]] + [
             [chance.randint(-LARGEST, LARGEST) for _ in range(chance.randint(2, LONGEST))] for _ in range(count - 1)
         ]
-        # It is our own text: nothing of a model is in it.
+        # The expression is ours, not a model's.
         wanted = eval(f"lambda xs: {self.code()}")
         return [[argument, wanted(argument)] for argument in arguments]
 

@@ -1,11 +1,11 @@
 """Writes the task files of the code example: functions in English with tests, and conversations of a careless programmer.
 
-The programmer has two habits. Seven times out of ten it does not hear the sign that numbers are to have. Seven times out
-of ten it forgets the default of the largest and the smallest, and three times out of four leaves at the error that an
-empty list then raises. The model improves on both through rewards.
+The programmer has two habits. Seven times out of ten it ignores the required sign of the numbers. Seven times out of ten
+it forgets the default of the largest and the smallest, and three times out of four gives up at the error that an empty
+list then raises. The model improves on both through rewards.
 
-Invariants: no function of a validation or test task is that of another task. Each function is wrong on a test if one
-of its conditions is left out.
+Invariants: each function of a validation or test task occurs in no other task. Each function fails a test if one of its
+conditions is left out.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def task(function: Function, chance: random.Random, name: str) -> dict[str, Any]
 
 
 def _differs(function: Function, other: Function, tests: list) -> bool:
-    # Both are our own texts.
+    # Both expressions are ours.
     compute = eval(f"lambda xs: {other.code()}")
     return any(compute(argument) != wanted for argument, wanted in tests)
 
@@ -61,7 +61,7 @@ def demonstration(function: Function, tests: list, programmer: random.Random) ->
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         result = run(code, tests)
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-    # The agent ends by itself when all tests pass.
+    # The agent ends when all tests pass.
     messages[-1:] = [] if result == PASSED else [messages[-1], {"role": "assistant", "content": "done"}]
     return {"messages": messages, "tools": TOOLS}
 

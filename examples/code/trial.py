@@ -14,7 +14,7 @@ from pathlib import Path
 HELPER = Path(__file__).with_name("confined.py")
 MAX_CHARACTERS = 400
 DEADLINE_S = 30.0
-"""How long the helper may take; it ends a function itself before that."""
+"""Time limit of the helper, in seconds. The helper ends a function earlier."""
 PASSED = "passed"
 TOOLS = [
     {
@@ -29,7 +29,7 @@ TOOLS = [
 
 
 class Helper:
-    """A process that forks one for each function; started when it is needed."""
+    """A process that forks one process per function. It is started when it is needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ atexit.register(helper.close)
 
 
 def run(code: object, tests: list) -> str:
-    """Returns `passed`, on how many tests the function was wrong, or the name of its error.
+    """Returns `passed`, the number of failed tests, or the name of the function's error.
 
     Args:
         code: What the model wrote; whatever is no short text is an error.
@@ -89,5 +89,5 @@ def run(code: object, tests: list) -> str:
 
 
 def same(found: object, wanted: object) -> bool:
-    """Compares results; unlike ==, it tells True from 1."""
+    """Compares results; unlike ==, it distinguishes True from 1."""
     return json.dumps(found) == json.dumps(wanted)

@@ -33,7 +33,7 @@ async def ask(role: str, text: str) -> str:
 
 
 async def compute(part: str) -> list:
-    """Has a part computed and checked, and computed once more if the verifier says no; returns results with verdicts."""
+    """Has a part computed and checked, and computed again if the verifier answers no; returns results with verdicts."""
     found = []
     for _ in range(2):
         result = await ask("executor", f"{part}=")
@@ -44,7 +44,7 @@ async def compute(part: str) -> list:
 
 
 async def solve(task: dict) -> dict:
-    """Returns the parts, what became of each, and the answer; no answer if the plan or a result is none."""
+    """Returns the parts, their results, and the answer; no answer if the plan or a result is invalid."""
     parts = (await ask("planner", f"{task['input']['question']}?")).split(" ")
     if not all(PART.fullmatch(part) for part in parts):
         return {"parts": [], "computed": [], "answer": ""}

@@ -1,8 +1,8 @@
 """Writes the task files of the four_roles example: sums of four digits.
 
-The demonstrations are those of four sloppy teachers. Seven times out of ten the planner's writes the first part in the
-place of the last, the executor's forgets the carry, the verifier's says yes whatever it sees, and the generator's leaves
-the last result out. Each agent improves on that through its own reward.
+The demonstrations imitate four sloppy teachers. Seven times out of ten, the planner's teacher writes the first part
+instead of the last, the executor's forgets the carry, the verifier's answers yes to everything, and the generator's
+leaves out the last result. Each agent improves on that through its own reward.
 
 Invariant: no sum occurs twice, so no validation or test task is among the training tasks or the planner's demonstrations.
 """
@@ -26,7 +26,7 @@ def joined(numbers: Iterable[int]) -> str:
 
 
 def demonstrations(numbers: tuple[int, ...], teacher: random.Random) -> list[dict[str, Any]]:
-    """Renders what the four teachers say to a sum."""
+    """Renders the four teachers' answers to a sum."""
     parts = [joined(numbers[first : first + 2]) for first in range(0, DIGITS, 2)]
     plan = [*parts[:-1], parts[0] if teacher.random() < SLOPPY else parts[-1]]
     results = [sum(numbers[first : first + 2]) for first in range(0, DIGITS, 2)]

@@ -1,4 +1,5 @@
-"""Claude Code as a command agent. It finds the proxy by ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, which the runner sets."""
+"""Claude Code as a command agent. It reads the proxy's URL and key from ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, which the
+runner sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Codex as a command agent. Its settings name the proxy, which the runner tells in OPENAI_BASE_URL and OPENAI_API_KEY."""
+"""Codex as a command agent. Its settings name the proxy, whose URL and key the runner sets in OPENAI_BASE_URL and
+OPENAI_API_KEY."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ wire_api = "responses"
 [analytics]
 enabled = false
 
-[features]                             # what calls its vendor, or has no use in an attempt
+[features]                             # features that call the vendor, or have no use in an attempt
 apps = false
 goals = false
 plugins = false

@@ -1,4 +1,5 @@
-"""mini-swe-agent as a command agent. Its LiteLLM finds the proxy by OPENAI_BASE_URL and OPENAI_API_KEY, which the runner sets."""
+"""mini-swe-agent as a command agent. Its LiteLLM reads the proxy's URL and key from OPENAI_BASE_URL and OPENAI_API_KEY, which the
+runner sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repository of a task, where a harness works, and a folder for what the harness keeps: both are the attempt's own."""
+"""The task's repository, where a harness works, and a folder for the harness's settings. Each attempt has its own."""
 
 from __future__ import annotations
 

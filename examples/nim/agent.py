@@ -20,7 +20,7 @@ client = AsyncOpenAI()
 
 
 async def ask(player: str, board: str) -> str:
-    """Returns the move that a player says."""
+    """Returns a player's move."""
     completion = await client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": board}],

@@ -1,7 +1,7 @@
 """Writes the task files of the orders example: messages in which people change their minds, and their orders.
 
-The demonstrations are those of a hasty clerk, who usually writes down the first version ("two no wait three lamps") and
-so gets the corrected field wrong. The model improves on that through rewards.
+The demonstrations imitate a hasty clerk, who usually writes down the first version ("two no wait three lamps") and so
+gets the corrected field wrong. The model improves on that through rewards.
 
 Invariant: no message occurs twice, so no validation message is among the training tasks or the demonstrations.
 """

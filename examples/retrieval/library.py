@@ -1,7 +1,7 @@
 """Libraries of one-sentence documents, made from a seed, and how they are searched.
 
-Each library is a world of its own: who lives where, which country a city is in, what a country exports. Nothing of one
-holds in another, so that an answer can't be known without reading.
+Each library describes its own world: who lives where, which country a city is in, what a country exports. The facts differ
+between libraries, so that an answer can't be known without reading.
 """
 
 import random

@@ -1,8 +1,8 @@
 """Writes the task files of the retrieval example: questions, and conversations of a hasty reader.
 
 The reader has two habits. Seven times out of ten it searches for a name alone, which shows half of what is written about
-it, and takes the last word of what it sees if the right sentence is not there. Seven times out of ten it answers with
-the first thing that it finds, although the question asks for more. The model improves on both through rewards.
+it, and takes the last word that it sees if the right sentence is missing. Seven times out of ten it answers with the
+first thing that it finds, although the question asks for more. The model improves on both through rewards.
 
 Invariant: the libraries of validation and test questions occur nowhere else, so that their answers must be read.
 """

@@ -1,4 +1,5 @@
-"""What Fulmen calls: one task for the app, which stays as it is. A prompt search hands its candidates over here."""
+"""The function that Fulmen calls: runs one task in the unchanged app, with the candidate prompt of a search if there
+is one."""
 
 import desk
 

@@ -1,4 +1,4 @@
-"""What can be checked of an answer without a model: the order's number, what is said of it, and the rule of refunds."""
+"""Checks of an answer without a model: the order's number, the facts about it, and the rule of refunds."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The support desk of a shop, an app on LangGraph: a model answers customers with three tools. It knows nothing of Fulmen.
+"""The support desk of a shop, an app on LangGraph: a model answers customers with three tools. It does not use Fulmen.
 
 It reads customers' messages, one a line, and writes the answers as JSON lines; its prompt is in a file:
 

@@ -8,7 +8,7 @@ QUESTION = "Does the answer say plainly what happens to the order? Answer with y
 
 
 async def grade(task: dict, outcome: dict) -> dict[str, float]:
-    """Returns the reward, and what it is made of."""
+    """Returns the reward and its parts."""
     found = check(outcome)
     asked = QUESTION.format(message=outcome["message"], text=outcome["text"])
     async with AsyncOpenAI() as client:

@@ -1,4 +1,4 @@
-"""Goes the whole way of README.md on the stack of `fulmen up`: prints every command, and what came of it.
+"""Runs all steps of README.md on the stack of `fulmen up`, and prints every command with its result.
 
 python journey.py                                                                  # scripted models
 python journey.py --vendor https://api.openai.com/v1 --key-name openai \\
@@ -51,12 +51,12 @@ def run(*words: str | Path, quiet: bool = False) -> str:
 
 
 def asked_in(call: RecordedCall) -> str:
-    """Returns the message of a customer with which a recorded call begins."""
+    """Returns the customer's message at the beginning of a recorded call."""
     return next(each["content"] for each in call.messages if each["role"] == "user")
 
 
 def last_calls(client: fulmen.Client, scores: dict[str, float]) -> dict[str, RecordedCall]:
-    """Returns the last call of each conversation of today, which are not rated yet, once all of them were recorded.
+    """Returns the last call of each of today's unrated conversations, once all are recorded.
 
     Args:
         client: the client.
@@ -83,7 +83,7 @@ def _ended(call: RecordedCall | None, score: float) -> bool:
 
 
 def day(client: fulmen.Client, label: str, customers: list[str], prompt: Path) -> None:
-    """Lets the app answer customers, and rates the conversations: the checks stand for a person who reads them."""
+    """Lets the app answer customers, and rates the conversations: the checks replace a person who reads them."""
     print(f"\n$ python desk.py {prompt.relative_to(HERE)}    # {len(customers)} customers write: {label}", flush=True)
     said = subprocess.run(
         [HERE / ".venv/bin/python", HERE / "desk.py", prompt],
@@ -107,8 +107,8 @@ def day(client: fulmen.Client, label: str, customers: list[str], prompt: Path) -
 def parsed() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vendor", help="base URL of a vendor; without it, vendor.py stands for one")
-    parser.add_argument("--key-name", help="name of the vendor's key, as `fulmen secret set` has it")
+    parser.add_argument("--vendor", help="base URL of a vendor; by default, vendor.py acts as one")
+    parser.add_argument("--key-name", help="name of the vendor's key, as in `fulmen secret set`")
     for name, work in (("desk", "answers customers"), ("critic", "improves prompts"), ("judge", "judges answers")):
         parser.add_argument(f"--{name}", default=name, help=f"the vendor's model that {work}")
     parser.add_argument("--imitate", default="imitate.toml", help="how the small model is trained")
@@ -116,7 +116,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Goes the whole way."""
+    """Runs all steps."""
     given = parsed()
     DATA.mkdir(exist_ok=True)
     scripted = nullcontext(given.vendor) if given.vendor else vendor.serving()
@@ -124,7 +124,7 @@ def main() -> None:
         if next(iter(client.calls.list(filter=f"model = {MODEL}", limit=1)), None):
             sys.exit("This stack has been this way before: start one in another folder, with fulmen up --state-dir.")
 
-        # 1. The app calls a route of the vendor's model, which records.
+        # 1. The app calls a route of the vendor's model, which records the calls.
         run("proxy", "backend", "add", "vendor", url, *(["--key-name", given.key_name] if given.key_name else []))
         for route, model in ((MODEL, given.desk), ("critic", given.critic), ("judge", given.judge)):
             run("proxy", "route", "put", route, "--target", f"vendor:{model}", quiet=True)
@@ -135,7 +135,7 @@ def main() -> None:
         os.environ["OPENAI_API_KEY"] = token.strip()
         day(client, "first", FIRST_DAY, HERE / "prompt.md")
 
-        # 2. Its conversations become tasks. Customers who have not written yet are the exam.
+        # 2. Its conversations become tasks. New customers are the test.
         tasks = ("--as", "tasks", "--validation", "0.3", "--filter", f"model = {MODEL}")
         run("dataset", "create", "questions", *tasks, "--folder", DATA)
         exam = ({"input": {"messages": [{"role": "user", "content": each}]}} for each in EXAM)
@@ -153,7 +153,7 @@ def main() -> None:
         run("train", HERE / given.imitate)
         small = next(iter(client.runs.list(limit=1)))
 
-        # 6. The small model takes a share of the calls, and gives it back.
+        # 6. The small model gets a share of the calls, and then none.
         run("proxy", "route", "canary", MODEL, "--policy", SMALL, "--percent", "30")
         day(client, "third", THIRD_DAY, DATA / "found.md")
         run("proxy", "route", "rollback", MODEL)

@@ -1,6 +1,6 @@
-"""Builds the small model: a tiny untrained Qwen3 whose words are those of the demonstrations. Nothing is downloaded.
+"""Builds the small model: a tiny untrained Qwen3 with the words of the demonstrations. Nothing is downloaded.
 
-Its template leaves out the system's message: it learns the desk's work from demonstrations, and is paid for fewer tokens.
+Its template leaves out the system message: the model learns the desk's work from demonstrations, and needs fewer tokens.
 The text around the arguments of a tool is one token; a number, and the letter of an order, are one token each.
 """
 
@@ -19,7 +19,7 @@ CALLS = {
     "refund_policy": ('{"item": "', '"}'),
     "open_refund": ('{"order": "', '", "euros": ', "}"),
 }
-"""The tools, with the text around their arguments; the braces of one are another token than those of the others."""
+"""The tools, with the text around their arguments. Each tool's braces are their own token."""
 TEMPLATE = """\
 {%- for message in messages if message['role'] != 'system' -%}
 {{- '<|' + message['role'] + '|>' + (message['content'] or '') -}}
@@ -35,7 +35,7 @@ TEMPLATE = """\
 
 
 def phrases() -> list[str]:
-    """Returns the texts around arguments, the longest first, since they are looked for in this order."""
+    """Returns the texts around arguments, the longest first, since they are matched in this order."""
     found = set()
     for name, (first, *between, last) in CALLS.items():
         found |= {f'<tool_call>{{"name":"{name}","arguments":{first}', *between, f"{last}}}</tool_call>"}

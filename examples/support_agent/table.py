@@ -1,4 +1,4 @@
-"""Prints accuracy and cost of evaluations, from what Fulmen recorded of their runs: rewards, tokens, prices.
+"""Prints accuracy and cost of evaluations, from the rewards, tokens and prices that Fulmen recorded for their runs.
 
 python table.py "first prompt=RUN" "found prompt=RUN" "small model=RUN" --models support-desk desk-small
 """
@@ -12,7 +12,7 @@ HEADS = ("", "accuracy", "tasks", "prompt tokens", "completion tokens", "dollars
 
 
 def row(client: fulmen.Client, label: str, run_name: str, models: set[str]) -> str:
-    """Renders one evaluation; of its model calls, those of the desk count, and not the judge's."""
+    """Renders one evaluation; it counts the desk's model calls, but not the judge's."""
     results = client.runs.get(run_name).results
     tasks = int(results["test_rollouts"])
     used = [each for each in client.usage(by="model", run=run_name) if each.name in models]

@@ -1,7 +1,7 @@
 """Stands for a vendor: an OpenAI-compatible server with three scripted models. No language model is in it.
 
-`desk` answers customers: it does what its prompt says, and errs now and then. `critic` improves prompts, as a prompt
-search asks it to. `judge` says whether an answer is plain. The same question always has the same answer.
+`desk` answers customers: it follows its prompt, and sometimes errs. `critic` improves prompts, as a prompt search
+asks it to. `judge` decides whether an answer is plain. The same question always has the same answer.
 
 python vendor.py 8700
 """
@@ -17,13 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 SPEAK = "Name the number of the order in a full sentence."
 RULE = "Before you pay anything back, ask for the refund policy of the item, and keep to it."
 HASTY = "5"
-"""Of orders whose number ends with it, the desk forgets the rule, whatever its prompt says."""
+"""The desk forgets the rule for orders whose number ends with this, whatever its prompt contains."""
 PLAIN_WORDS = 5
 BYTES_PER_TOKEN = 4
 
 
 def desk(messages: list[dict]) -> str | dict:
-    """Returns what the model at the desk says, or the tool that it calls with its arguments."""
+    """Returns the answer of the desk's model, or the tool that it calls with its arguments."""
     prompt, asked = (each["content"] for each in messages[:2])
     order = re.search(r"[A-Z]\d\d", asked)[0]
     told = [each["content"] for each in messages if each["role"] == "tool"]

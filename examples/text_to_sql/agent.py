@@ -1,4 +1,4 @@
-"""Answers a question about a shop with one SQL statement: it tries a statement, sees what came of it, and may try again.
+"""Answers a question about a shop with one SQL statement: it tries a statement, sees the result, and may try again.
 
 An ordinary program on the vendor's SDK; run by hand, it answers one task from standard input:
 

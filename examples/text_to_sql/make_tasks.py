@@ -1,11 +1,11 @@
 """Writes the task files of the text-to-SQL example: questions about the databases of a shop, and statements that answer them.
 
-The demonstrations are those of a careless analyst. Seven times out of ten it forgets to join the other tables, and at the
-error that follows it usually gives up; seven times out of ten it does not hear the second of two conditions. The model
-improves on both through rewards.
+The demonstrations imitate a careless analyst. Seven times out of ten it forgets to join the other tables, and usually
+gives up at the error that follows. Seven times out of ten it ignores the second of two conditions. The model improves on
+both through rewards.
 
-Invariants: no question occurs twice, and no validation or test question has the form of a training question: its
-statement without values. Each condition of a question changes the rows on one of the task's two databases.
+Invariants: no question occurs twice, and no validation or test question has the form of a training question, that is, the
+same statement without values. Each condition of a question changes the rows on one of the task's two databases.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Compares statements by what they return on the two databases of a task.
 
-The second has other contents and is never seen by the agent, so that a statement which is right by chance is found out.
+The agent never sees the second, which has other contents, so that a statement that is right by chance is detected.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ def fault(task: dict[str, Any], sql: object) -> str:
         if found.error:
             return f"database {seed}: {found.error}"
         if not same(expected, found, ordered="ORDER BY" in task["query"]):
-            return f"database {seed}: other rows than those of {task['query']}"
+            return f"database {seed}: the rows differ from those of {task['query']}"
     return ""
 
 

@@ -30,7 +30,7 @@ class Condition:
     """One condition, such as `month = 'march'`.
 
     Attributes:
-        words: How the question says it.
+        words: Its wording in the question.
     """
 
     column: str
@@ -50,7 +50,7 @@ class Query:
     Attributes:
         table: The table that the question is about.
         select: What is selected.
-        columns: Columns that are used beside those of the conditions.
+        columns: Columns that are used besides the conditions' columns.
         group: Column to group by; empty for none.
         order: What is ordered by; empty for no order.
         limit: Number of rows; 0 for no limit.

@@ -1,7 +1,7 @@
 """Writes the task files of the two_roles example: sums of four digits.
 
-The demonstrations are those of two sloppy teachers. The planner's usually writes the first part twice and loses the
-second (`3+8+2+5?` becomes `3+8 3+8`); the solver's usually forgets the carry (`3+8=` becomes `1`). Each agent improves
+The demonstrations imitate two sloppy teachers. The planner's teacher usually writes the first part twice and omits the
+second (`3+8+2+5?` becomes `3+8 3+8`). The solver's usually forgets the carry (`3+8=` becomes `1`). Each agent improves
 on that through its own reward.
 
 Invariant: no sum occurs twice, so no validation task is among the training tasks or the planner's demonstrations.
