@@ -114,7 +114,7 @@ class Connection:
         return files
 
     def targets(self) -> Targets:
-        """Returns the address of each service; by default those of the running stack or the default ports.
+        """Returns the address of each service; by default the running stack's addresses or the default ports.
 
         Raises:
             CommandFailed: if neither a target nor a running stack is known.
@@ -141,7 +141,7 @@ class Connection:
         """Returns the token to send; None if none is known.
 
         Raises:
-            CommandFailed: if that of the stack cannot be read.
+            CommandFailed: if the stack's token cannot be read.
         """
         try:
             return self.deployment.bearer()

@@ -181,7 +181,7 @@ def _run(subject: Subject, models: Models, *, times: int, timeout_s: float | Non
 
 
 def _models(options: ModelOptions, state_dir: Path) -> Models:
-    """Returns the models that the options choose; by default those of the running stack.
+    """Returns the models that the options choose; by default the running stack's models.
 
     Raises:
         CommandFailed: if there are none.

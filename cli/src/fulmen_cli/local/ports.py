@@ -75,7 +75,7 @@ class PortChooser:
         Args:
             names: Names of the ports.
             wanted: Requested ports, by name; an error if one is in use.
-            preferred: Ports to use if free, such as those of the last start or the defaults.
+            preferred: Ports to use if free, such as the last start's ports or the defaults.
 
         Raises:
             PortInUseError: if a wanted port is taken; every such port is named.

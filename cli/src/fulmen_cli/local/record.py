@@ -163,7 +163,7 @@ class StackFolder:
         return False
 
     def is_up(self, record: StackRecord | None) -> bool:
-        """Returns whether a supervisor runs, or the process that restarts that of a recorded stack."""
+        """Returns whether a recorded stack's supervisor runs, or the process that restarts it."""
         return self.is_running() or (record is not None and self.is_kept(record))
 
     def is_kept(self, record: StackRecord) -> bool:

@@ -1,4 +1,4 @@
-"""How much memory a training needs, by part. Bytes are those of one GPU; the formulas name their sources.
+"""How much memory a training needs, by part. Bytes are per GPU; the formulas name their sources.
 
 All tensors that grow with the model or the batch are counted. Memory that libraries reserve is a flat allowance.
 """

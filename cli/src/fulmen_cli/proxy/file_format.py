@@ -348,7 +348,8 @@ def _enum(prefix: str, word: str) -> str:
 
 
 def _report(table: TableReader, violations: Sequence[Violation], *, missing: Sequence[str]) -> None:
-    """Adds the violations of a message as problems of the keys of its table; those of a missing key are known already."""
+    """Adds the violations of a message as problems of the keys of its table, except for missing keys, whose problems are
+    already known."""
     for each in violations:
         key = _KEY_OF_FIELD.get(each.field, each.field.partition(".")[2])
         if key not in missing:

@@ -62,7 +62,7 @@ async def queue(
 
 
 def queue_line(message: queue_service_pb2.WatchQueueStatsResponse) -> str:
-    """Formats a watched queue in one line: counts, then those of labels if any rollout requires some."""
+    """Formats a watched queue in one line: counts, then counts per label if any rollout requires labels."""
     stats = message.stats
     words = [f"{stats.queued_count} queued", f"{stats.running_count} running", f"{stats.delayed_count} delayed",
              f"{stats.runner_count} runners"]  # fmt: skip

@@ -193,7 +193,7 @@ class _Exporter:
         }
 
     def print_summary(self, file: Path) -> None:
-        """Prints the counts; those of omitted items only if there are any."""
+        """Prints the counts, with the omitted items if there are any."""
         screen = Console(stderr=True, highlight=False)
         noun = self.view.value
         screen.print(f"{self.written} {noun} of {self.rollouts} rollouts in {file}.", soft_wrap=True)

@@ -29,7 +29,7 @@ async def read_curves(
         drawn: Metrics of which up to 2,000 points are read; of the others at least the last value.
 
     Returns:
-        Steps in order, each with those of its metrics that are among the points; None if the store has no history of the run.
+        Steps in order, each with its metrics that are among the points; None if the store has no history of the run.
     """
     request = pb.GetRunMetricsRequest(training_runs=[run])
     (known,) = (await client.run_history.GetRunMetrics(request)).runs

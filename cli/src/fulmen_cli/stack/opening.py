@@ -75,7 +75,7 @@ async def open_page(
 
 
 async def _path(connection: Connection, page: Page, name: str) -> str:
-    """Returns the path of a page; those of things are their names."""
+    """Returns the path of a page; an object's path is its name."""
     if page is Page.RUN:
         async with connection.open() as client:
             return await run_name(name, connection, client)

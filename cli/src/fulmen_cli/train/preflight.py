@@ -1,7 +1,7 @@
 """What a stage will take and what it chooses by its model, before anything is created.
 
 Batch, packing, head, memory of trainer and engine, time, defaults, doubts. The model's configuration is read; its weights are
-not. Settings are those of the algorithm service that is installed here.
+not. The settings come from the locally installed algorithm service.
 """
 
 from __future__ import annotations

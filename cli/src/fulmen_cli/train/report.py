@@ -93,7 +93,7 @@ def print_summary(
 
 
 def save_report(folder: Path, title: str, outcomes: list[StageOutcome], sample: SamplePair | None) -> None:
-    """Writes `report.md` and the curves; `curve.png` is that of the last stage that has one."""
+    """Writes `report.md` and the curves; `curve.png` is the curve of the last stage that has one."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [f"# {title}", _summary(outcomes)]
     if sample is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fulmen.errors import ArgumentInvalid, Violation
 
 DEFAULT_PROJECT = "projects/default"
-# The low 80 bits of a UUID version 7, except those of version and variant.
+# The low 80 bits of a UUID version 7, except the bits of version and variant.
 _RANDOM_BITS = (1 << 80) - 1 & ~(0xF << 76) & ~(0b11 << 62)
 # Project of a token that is bound to all projects.
 ALL_PROJECTS = "projects/*"

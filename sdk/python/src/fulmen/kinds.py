@@ -293,7 +293,7 @@ def _litellm_problems(message: backend_pb2.Backend, problems: Problems) -> None:
     for field, text in (
         ("returns_token_ids", "is not possible for DIALECT_LITELLM: its answers have no token ids"),
         ("engine", "is not possible for DIALECT_LITELLM: it is a vendor's API"),
-        ("health_path", "is not possible for DIALECT_LITELLM: its health is that of its process"),
+        ("health_path", "is not possible for DIALECT_LITELLM: its health is its process's health"),
         ("api_version", "is not possible for DIALECT_LITELLM: it is part of base_url"),
     ):
         if getattr(message, field):

@@ -78,7 +78,7 @@ VENDORS: Final[Mapping[str, Vendor]] = {
 
 
 def is_backend_key(name: str) -> bool:
-    """Returns True if a name is that of a backend's key, not of an agent's variable."""
+    """Returns True if a name belongs to a backend's key, not to an agent's variable."""
     return bool(_BACKEND_KEY.fullmatch(name))
 
 

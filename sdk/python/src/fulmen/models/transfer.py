@@ -122,7 +122,7 @@ async def upload_model(
     patience, damaged = _Patience(patience_s), 0
     while True:
         try:
-            # It may read files: those of which all bytes had arrived.
+            # It may read the files of which all bytes had arrived.
             begun = await weights.BeginUpload(_begin_request(project, files, alias), timeout=STREAM_TIMEOUT_S)
             upload.begun(begun)
             patience.reached(upload.arrived_bytes)

@@ -260,7 +260,7 @@ def _trace_context() -> Metadata:
 
 
 class ResponseStream(Generic[Response]):
-    """The responses of a stream; errors are those of `fulmen.errors`."""
+    """The responses of a stream; errors are from `fulmen.errors`."""
 
     def __init__(self, call: Any) -> None:
         self._call = call

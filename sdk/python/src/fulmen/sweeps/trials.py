@@ -46,7 +46,7 @@ def trial_configs(plan: TrainConfig, sweep: Sweep) -> list[TrainConfig]:
     problems: list[str] = []
     if plan.policy.name and plan.policy == PolicyConfig(name=plan.policy.name):
         problems.append(
-            "policy: needs base, build, path or version: each trial must begin with the same weights, not with those of "
+            "policy: needs base, build, path or version: each trial must begin with the same weights, not with the weights of "
             "the previous trial"
         )
     stages = {stage.algorithm for stage in plan.stages}
@@ -179,7 +179,8 @@ class Trials:
 
     @property
     def _continues(self) -> bool:
-        """True if runs continue from rung to rung: if the steps are those of the last stage, and it trains weights."""
+        """True if runs continue from rung to rung: if the last stage's steps are the resource, and it trains
+        weights."""
         algorithm, _, setting = self.sweep.steps_setting.partition(".")
         own = [stage.algorithm for stage in self.plan.stages]
         assert self._first is not None, "call begin() first"

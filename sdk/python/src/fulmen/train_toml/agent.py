@@ -122,7 +122,7 @@ class AgentConfig:
 
 
 def read_agent(table: TableReader, folder: Path) -> AgentConfig:
-    """Reads the table `[agent]`; adds problems to those of the table.
+    """Reads the table `[agent]`; adds its problems to the table.
 
     Args:
         table: the table.

@@ -58,7 +58,7 @@ def folder_problem(folder: Path, *, runs_callables: bool) -> str:
 
 
 def requirements_problems(file: Path) -> tuple[str, ...]:
-    """Returns why a file cannot be that of an agent's requirements."""
+    """Returns why a file cannot be an agent's file of requirements."""
     try:
         read_requirements(file.read_bytes())
     except RequirementsInvalid as error:

@@ -30,7 +30,7 @@ async def require_secrets(client: Services, names: Sequence[str], *, in_process:
 
 
 async def list_secrets(client: Services, project: str = "") -> Sequence[pb.Secret]:
-    """Returns the secrets of a project; by default those of the token's project."""
+    """Returns the secrets of a project; by default the token's project."""
     return (await client.secrets.ListSecrets(pb.ListSecretsRequest(project=project))).secrets
 
 

@@ -1,6 +1,6 @@
 """The arguments of `client.train`, as the configuration of an equivalent `train.toml`.
 
-The rules are those of `train.toml`: arguments become its tables and are read by the same code.
+The rules are the same as for `train.toml`: arguments become its tables and are read by the same code.
 """
 
 from __future__ import annotations

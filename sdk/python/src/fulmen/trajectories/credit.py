@@ -1,7 +1,8 @@
 """Credit assignment: converts the rewards of an attempt to one number per model call.
 
-Definitions. F is the weighted sum of the final rewards; r(c) that of the rewards attached to call c. The calls of one
-step are a unit, and so is each call without a step; units are in order of the start of their first call, u = 0 to U.
+Definitions. F is the weighted sum of the final rewards; r(c) is the weighted sum of the rewards attached to call c.
+The calls of one step are a unit, and so is each call without a step; units are in order of the start of their first
+call, u = 0 to U.
 
 | option | credit of a call of unit u | source |
 |---|---|---|

@@ -29,7 +29,7 @@ class AttemptSpans:
 
     Attributes:
         calls: Captured model calls in order of start, choices of one call in their own order; a call without an agent
-            name has that of its nearest ancestor.
+            name has its nearest ancestor's name.
         failed: Spans of failed model calls, which have no record.
         tree: All spans.
     """

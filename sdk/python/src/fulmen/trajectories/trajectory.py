@@ -97,10 +97,10 @@ _NO_STEP = frozenset({DropReason.ORPHANED, DropReason.GRADER, DropReason.NOT_TRA
 def _steps(calls: Sequence[ModelCall], reasons: Sequence[DropReason | None], tree: SpanTree) -> list[int | None]:
     """Returns the step of each call.
 
-    If any answer of the policy that the agent saw lies in a span with a step, the step of every call is that of its
-    nearest enclosing span with one, and calls outside such spans have no step. Otherwise the steps are the policy's
-    answers that the agent saw, of all its roles, counted from 0 in order of start; the choices of one answer are one
-    step. Answers that were not captured completely count, too.
+    If any answer of the policy that the agent saw lies in a span with a step, the step of every call is the step of
+    its nearest enclosing span with one, and calls outside such spans have no step. Otherwise the steps are the
+    policy's answers that the agent saw, of all its roles, counted from 0 in order of start; the choices of one answer
+    are one step. Answers that were not captured completely count, too.
     """
     named = [tree.step(call.span_id) for call in calls]
     if any(step is not None and reason not in _NO_STEP for step, reason in zip(named, reasons, strict=True)):

@@ -183,7 +183,7 @@ class AsyncRollouts(Part):
         [1.0]
 
         Args:
-            run: only those of this training run.
+            run: only rollouts of this training run.
             states: only those in these states, such as `succeeded`.
             filter: only those that match, in the grammar of AIP-160, such as `mode = VALIDATION AND priority >= 1`.
             limit: maximum number; None for all.
@@ -217,7 +217,7 @@ class AsyncRollouts(Part):
         True
 
         Args:
-            run: only those of this training run.
+            run: only rollouts of this training run.
             states: only those in these states.
             filter: only those that match, as in `list`.
             facets: fields whose values are counted: `state`, `failure_kind`, `mode`, `task_type`, `agent`,
@@ -276,7 +276,7 @@ class AsyncRollouts(Part):
         succeeded
 
         Args:
-            run: only those of this training run; None for those of the whole project.
+            run: only rollouts of this training run; None for the whole project.
             cursor: starts after the group with this `cursor`; empty starts with the first group.
 
         Raises:
@@ -301,7 +301,7 @@ class AsyncRollouts(Part):
         []
 
         Args:
-            run: only those of this training run; None for those of the whole project.
+            run: only rollouts of this training run; None for the whole project.
             cursor: starts after the changes with this `cursor`; empty starts now.
 
         Raises:
@@ -394,7 +394,7 @@ class AsyncRollouts(Part):
                 at all.
             filter: instead of `rollouts`: all that match, as in `list`; `*` for every one. Rollouts are kept while
                 another member of their group is not final, or their training run is in progress.
-            run: with `filter`: only those of this training run.
+            run: with `filter`: only rollouts of this training run.
 
         Raises:
             ArgumentInvalid: if neither rollouts nor a filter are given, or both, or the filter is malformed.

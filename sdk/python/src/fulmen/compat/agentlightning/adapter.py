@@ -1,4 +1,4 @@
-"""Triplets out of exported spans: the same as those of Agent Lightning's adapters.
+"""Triplets out of exported spans: the same as from Agent Lightning's adapters.
 
 Source: `TracerTraceToTriplet` and `LlmProxyTraceToTriplet` of agentlightning 0.3.0, `agentlightning/adapter/triplet.py`. They are for
 data that was exported there. Fulmen itself makes triplets of captured calls (`fulmen.trajectories.triplets`).

@@ -1,4 +1,4 @@
-"""Agent Lightning's algorithms, as those of Fulmen with the settings that mean the same.
+"""Agent Lightning's algorithms, mapped to Fulmen's with the equivalent settings.
 
 Settings that Fulmen has no counterpart of, such as memory options of an engine, are listed by `left_out`; `Trainer.fit` logs them.
 """

@@ -1,4 +1,5 @@
-"""Importing this module makes `agentlightning` and its modules those of `fulmen.compat.agentlightning`, in this process.
+"""Importing this module makes `agentlightning` and its modules aliases of `fulmen.compat.agentlightning`, in this
+process.
 
 It must be imported before `agentlightning` is; an installed agentlightning is then not found. Modules that have no counterpart of
 their own (`agentlightning.tracer.agentops`) are the one that has their names.

@@ -1,4 +1,4 @@
-"""Agent Lightning's emitters, on those of Fulmen.
+"""Agent Lightning's emitters, on top of Fulmen's.
 
 A reward reaches the store with the attempt's completion, as every reward of Fulmen; its primary dimension is `reward`. Outside an
 attempt emitters raise RuntimeError, as theirs do without a tracer. The records that they return have their names of attributes.
@@ -271,7 +271,7 @@ def operation(
 
 
 class _NamedLater(OperationContext):
-    """An operation without a name: that of the function, or `operation` for a block."""
+    """An operation without a name: it gets the function's name, or `operation` for a block."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__("operation", attributes)

@@ -46,7 +46,7 @@ _MODES: Mapping[str, RolloutMode] = {"train": "train", "validation": "val", "tes
 
 
 class LitAgent(Generic[T]):
-    """Base of agents: override `rollout` or `rollout_async`, or those of one mode."""
+    """Base of agents: override `rollout` or `rollout_async`, or a mode's methods."""
 
     def __init__(self, *, trained_agents: str | None = None) -> None:
         """Keeps the pattern of trained agents, which Fulmen sets as `roles` of the algorithm."""

@@ -137,7 +137,7 @@ class Trainer:
     def dev(self, agent: LitAgent[Any], train_dataset: Any = None, *, val_dataset: Any = None) -> list[Rollout]:
         """Runs the agent once on each task, without training; logs rewards and returns the rollouts.
 
-        The model is that of `initial_resources`: a name of a route of the proxy. So is the prompt.
+        The model, the name of a route of the proxy, and the prompt are taken from `initial_resources`.
         """
         if self._has_nothing_to_do():
             return []
