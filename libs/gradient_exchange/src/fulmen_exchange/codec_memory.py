@@ -26,7 +26,7 @@ class CodecMemory:
     shard: Shard | None = None
 
     def holders(self) -> list[dict[int, State]]:
-        """Returns where states are, by bucket: the rank's, and those of its shard."""
+        """Returns where states are, by bucket: the rank's, and its shard's."""
         return [self.states] if self.shard is None else [self.states, self.shard.states]
 
 

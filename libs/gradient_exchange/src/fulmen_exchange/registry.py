@@ -46,7 +46,7 @@ def make_codec(settings: CodecSettings) -> Codec:
 
 
 def settings_of(codec: CodecSettings | str, **settings: Any) -> CodecSettings:
-    """Returns settings as they are, or those of a codec by its name.
+    """Returns settings unchanged, or builds a codec's settings by its name.
 
     Raises:
         ValidationError: if the name is unknown or settings are invalid; lists all problems.

@@ -81,7 +81,7 @@ class WayOut:
         return result
 
     def _abort(self) -> None:
-        """Ends collectives of NCCL; does nothing to those of Gloo (torch 2.13)."""
+        """Ends collectives of NCCL; does nothing to Gloo's (torch 2.13)."""
         if self._aborted:
             return
         self._aborted = True

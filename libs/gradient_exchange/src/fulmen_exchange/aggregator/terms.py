@@ -1,4 +1,4 @@
-"""The terms that all ranks of a run agree on, and those of each sum."""
+"""The terms that all ranks of a run agree on, and the terms of each sum."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Incoming:
 
     @property
     def factor(self) -> float:
-        """By what the sum is multiplied to be that of all members."""
+        """Factor that scales the sum to all members."""
         return self.member_count / max(1, self.contributor_count)
 
 

@@ -19,7 +19,8 @@ class Sums:
     Attributes:
         replies: Encoded sum of each segment, the same bytes on every rank.
         accepted: For each segment, whether it includes this rank's payload.
-        factors: For each segment, the number of ranks over that of those whose payloads it includes; empty if all are.
+        factors: For each segment, the number of ranks divided by the number of ranks whose payloads it includes; empty
+            if it includes all.
     """
 
     replies: Sequence[Payload]
@@ -35,7 +36,7 @@ class QuorumSum:
         begin: First element.
         end: The one after the last.
         accepted: Whether it includes this rank's.
-        factor: Number of ranks over that of those that it includes.
+        factor: Number of ranks divided by the number of ranks that it includes.
     """
 
     begin: int

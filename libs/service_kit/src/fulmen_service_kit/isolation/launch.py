@@ -225,7 +225,7 @@ class Isolator:
         return _problem_of(launch, Path("/"))
 
     def _seen(self, files: Files) -> Files:
-        """Returns the files with those of the system and of Python, and without the hidden ones."""
+        """Returns the files together with the system's and Python's, without the hidden ones."""
         readable = (*map(Path, _SYSTEM), *_python_folders(), *self._readable)
         seen = dict.fromkeys(_without(path, self._hidden) for path in (*readable, *files.readable))
         return Files(

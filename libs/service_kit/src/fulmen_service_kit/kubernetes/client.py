@@ -226,7 +226,7 @@ async def connect(*, kubeconfig: str, context: str, namespace: str, in_cluster: 
     Args:
         kubeconfig: Path of a kubeconfig.
         context: Context of the kubeconfig; empty for its current one.
-        namespace: Namespace; empty for that of the context or the pod.
+        namespace: Namespace; empty for the context's or the pod's.
         in_cluster: Whether to use the pod's service account instead of a kubeconfig.
 
     Raises:

@@ -91,7 +91,7 @@ class Authenticator:
 
         Args:
             verifier: Verifies tokens.
-            dev_mode: Whether calls without a token are those of an admin.
+            dev_mode: Whether calls without a token have the role admin.
             project: Project that the service serves, `projects/{project}`; by default all.
             failures: Limits forged tokens by address; None for no limit.
         """

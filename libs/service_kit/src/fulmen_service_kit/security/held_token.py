@@ -30,7 +30,7 @@ from fulmen_service_kit.security.secret import Secret
 from fulmen_service_kit.security.tokens import RUN_ROLES, Role
 
 REFRESHED_ROLES: Final = frozenset({Role.SERVICE, Role.RUNNER, *RUN_ROLES})
-"""Roles whose tokens are refreshed: those of services. Tokens of people end when they were meant to."""
+"""Roles whose tokens are refreshed: services' tokens. People's tokens end at their expiry."""
 
 LIMIT_S: Final = 5.0
 MIN_WAIT_S: Final = 1.0

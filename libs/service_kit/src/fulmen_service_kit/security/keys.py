@@ -158,7 +158,7 @@ class StoreKeys:
         return self._lines.accepted()
 
     def published(self) -> tuple[bytes, ...]:
-        """Returns all public keys, that of the signing key first."""
+        """Returns all public keys, the signing key's first."""
         self._derive()
         return tuple(key.public for key in self._own)
 

@@ -45,7 +45,7 @@ class Child:
             argv: Program and arguments.
             environment: Complete environment.
             output: Standard output: a file, or `subprocess.PIPE`.
-            folder: Working directory; None for that of this process.
+            folder: Working directory; None for this process's.
             inherited: Further descriptors that it inherits, by the variables that name them.
 
         Raises:

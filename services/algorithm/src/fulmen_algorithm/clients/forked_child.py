@@ -93,7 +93,7 @@ class ModuleStarter:
             arguments: Its arguments.
             environment: Complete environment.
             quiet: Whether its output is discarded, rather than read.
-            folder: Working directory; None for that of this process.
+            folder: Working directory; None for this process's.
             inherited: Further descriptors that it inherits, by the variables that name them.
 
         Raises:

@@ -34,7 +34,7 @@ class GateOptions:
         advertise_host: Host at which other machines reach it; empty for `host`, or for the machine's name where that is a wildcard.
         tls: Context of the port; None for no TLS.
         ca_file: PEM file of the authorities of the port's certificate, at the same path on every machine.
-        server_name: Name in the certificate; empty for that of the address.
+        server_name: Name in the certificate; empty for the address's host.
         silence_s: Time without a sign of life after which a machine counts as dead, in seconds.
     """
 

@@ -141,7 +141,7 @@ class JoinedMachines:
         await self._changes.setdefault(training_run, asyncio.Event()).wait()
 
     def free(self, training_run: str) -> list[Node]:
-        """Returns those of a run that run no ranks."""
+        """Returns a run's machines that run no ranks."""
         return [machine.node for machine in self.of(training_run) if machine.is_free]
 
     async def until_planned(
@@ -165,7 +165,7 @@ class JoinedMachines:
 
 
 class JoinedCluster(RemoteCluster):
-    """See `port.Cluster`; `of_run` returns that of a run, which has machines."""
+    """See `port.Cluster`; `of_run` returns the cluster of a run, which has machines."""
 
     def __init__(
         self,

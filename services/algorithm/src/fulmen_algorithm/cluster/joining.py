@@ -1,4 +1,4 @@
-"""Takes machines among those of the runs that this service runs."""
+"""Adds joining machines to the runs of this service."""
 
 import asyncio
 import json

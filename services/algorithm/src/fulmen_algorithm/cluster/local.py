@@ -131,7 +131,7 @@ def own_resources() -> Resources:
 
 
 def place_variables(index: int, count: int, *, local: tuple[int, int]) -> Mapping[str, str]:
-    """Returns the variables of a process's place, which are those of `torchrun`; `local`: its index and count on its node."""
+    """Returns the variables of a process's place, the same as `torchrun`'s; `local`: its index and count on its node."""
     place = {"RANK": index, "LOCAL_RANK": local[0], "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": local[1]}
     return {name: str(value) for name, value in place.items()}
 

@@ -14,7 +14,7 @@ _SIGNALLED = 128
 
 
 def run(count: int) -> int:
-    """Runs guardians; returns the exit status, that of the first that fails."""
+    """Runs guardians; returns the exit status of the first that fails, else 0."""
     tied = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
     guardians = [Popen([*tied, sys.executable, "-m", member.__name__], stdin=DEVNULL) for _ in range(count)]
     left = {guardian.pid for guardian in guardians}

@@ -1,4 +1,4 @@
-"""Takes engines of other machines among those of the runs that this service runs."""
+"""Adds joining engines of other machines to the runs of this service."""
 
 from fulmen.errors import TrainingRunStateInvalid
 from fulmen_algorithm.engines.joined import JoinedEngine
@@ -11,7 +11,8 @@ class RunEngines:
     """The engines of the runs of this service."""
 
     def __init__(self, runs: RunRegistry, pool: EnginePool, *, fan_out: int) -> None:
-        """`fan_out` is that of the trees in which joined engines fetch versions from each other; see `peers`."""
+        """`fan_out` is the fan-out of the trees in which joined engines fetch versions from each other; see
+        `peers`."""
         self._runs = runs
         self._pool = pool
         self._fan_out = fan_out

@@ -35,7 +35,7 @@ class EngineSet:
     """
 
     def __init__(self, routes: PolicyRoutes) -> None:
-        """Makes a set without engines; `routes` are those of the policy."""
+        """Creates a set without engines; `routes` are the policy's."""
         self._routes = routes
         self._changing = asyncio.Lock()
         self.members: dict[int, EngineSupervisor] = {}

@@ -165,7 +165,7 @@ def stored(folder: Path) -> Iterator[tuple[TrainerRecord, TrainerFiles]]:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turns errors of the storage into those of the service."""
+    """Translates errors of the storage into errors of the service."""
     try:
         yield
     except OSError as error:

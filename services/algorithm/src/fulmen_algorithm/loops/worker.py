@@ -211,7 +211,7 @@ class LoopWorker:
 
 
 def base_bytes(worker: LoopWorker) -> tuple[int, int]:
-    """Returns the bytes of all distinct weights in memory, and those of the trained ones among them."""
+    """Returns the bytes of all distinct weights in memory, and of the trained ones among them."""
     seen: dict[int, int] = {}
     trained: dict[int, int] = {}
     for trainer in worker._trainers.values():

@@ -1,4 +1,4 @@
-"""Models as the first weights of runs: uploaded ones, `model:{digest or alias}`, and those of the hub, `hf:org/name@revision`."""
+"""Models as the first weights of runs: uploaded ones, `model:{digest or alias}`, and the hub's, `hf:org/name@revision`."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class BaseModels:
     """Finds models for runs; see `runs.ports.BaseModels`."""
 
     def __init__(self, models: ModelStore, hub: Hub) -> None:
-        """`models` were uploaded, `hub` has those of the hub that the operator allows."""
+        """`models` were uploaded, `hub` has the hub's models that the operator allows."""
         self._models = models
         self._hub = hub
 

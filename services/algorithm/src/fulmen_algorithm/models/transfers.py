@@ -1,6 +1,7 @@
 """Transfers of files in chunks: how many at the same time, how fast, and what is counted of them.
 
-The rate is that of a project's other calls (`project_limits`), kept apart from theirs: an upload delays no other call.
+The rate is the same as for a project's other calls (`project_limits`), but counted separately: an upload delays no
+other call.
 """
 
 import asyncio
@@ -130,7 +131,7 @@ class Transfer:
 
 @contextmanager
 def storage_errors() -> Iterator[None]:
-    """Turns errors of the storage into those of the service."""
+    """Translates errors of the storage into errors of the service."""
     try:
         yield
     except OSError as error:

@@ -331,7 +331,7 @@ class Versions:
         return links[0].path
 
     async def prune(self, keep: Iterable[int], *, also: Iterable[Path] = ()) -> None:
-        """Removes all folders except those of the kept versions, their chains, and `also`."""
+        """Removes all folders except the kept versions, their chains, and `also`."""
         kept = [version for version in keep if version in self.records]
         # A folder being rebuilt for an engine is registered only when complete.
         async with self._rebuilding:

@@ -1,7 +1,7 @@
 """Groups of rollouts, as submitted and as finished, and their ids.
 
-Invariant: the id of a training group is its index, that of any other group names its purpose (a validation group the
-policy version); so finished groups are recognised even after a restart.
+Invariant: the id of a training group is its index; the id of any other group names its purpose (a validation group
+the policy version); so finished groups are recognised even after a restart.
 """
 
 from collections.abc import Iterable, Mapping

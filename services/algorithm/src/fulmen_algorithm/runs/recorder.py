@@ -187,7 +187,7 @@ class Recorder:
 
         Args:
             consumed: Groups that the step consumed, in feed order.
-            changed: Whether an optimiser step was taken; if not, the published version remains that of the weights.
+            changed: Whether an optimiser step was taken; if not, the published version still has the current weights.
         """
         step = self.progress.step + 1
         size = self.progress.consumed_bytes

@@ -50,7 +50,8 @@ class RunRegistry:
     def __init__(
         self, storage: RunStorage, *, clock: Clock, max_concurrent: int = 1, max_of_project: int = 256
     ) -> None:
-        """`max_concurrent` is the number of run slots, `max_of_project` that of a project's runs that have not ended."""
+        """`max_concurrent` is the number of run slots, `max_of_project` the maximum number of a project's runs that have
+        not ended."""
         self._max_of_project = max_of_project
         self._storage = storage
         self._clock = clock

@@ -126,7 +126,7 @@ class TrainingRun:
 
     @property
     def folder(self) -> str:
-        """The run's folder below that of all runs: `{project}/{id}`."""
+        """The run's folder below the folder of all runs: `{project}/{id}`."""
         return f"{self.project.rpartition('/')[2]}/{self.run_id}"
 
     @property

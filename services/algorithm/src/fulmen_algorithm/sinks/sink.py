@@ -13,7 +13,7 @@ class MetricSink(Protocol):
     """Receives the metrics of one run; its methods block and are called in a thread."""
 
     def write(self, steps: list[StepMetrics]) -> None:
-        """Writes metrics in order; those of a repeated step are appended."""
+        """Writes metrics in order; metrics of a repeated step are appended."""
 
     def close(self, run: TrainingRun) -> None:
         """Flushes buffers; `run` has its final state, or its present one when the service stops."""

@@ -19,7 +19,7 @@ class TensorBoardSink:
     """Writes scalars named as in the run's metrics."""
 
     def __init__(self, run: TrainingRun, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Opens a new file next to those of earlier processes."""
+        """Opens a new file next to the files of earlier processes."""
         self._writer = EventFileWriter(str(folder / FOLDER))
         self._last: int | None = None
 

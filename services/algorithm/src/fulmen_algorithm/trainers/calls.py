@@ -44,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process id.
         meeting: URL at which it waits for the other ranks; empty if they meet elsewhere.
         build: What results depend on besides the run; see `build`.
-        asks_files: Whether this is a line for files beside that of the calls; see `trainers.files`.
+        asks_files: Whether this is a line for files beside the line of calls; see `trainers.files`.
     """
 
     rank: int

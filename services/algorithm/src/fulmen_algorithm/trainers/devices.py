@@ -33,7 +33,8 @@ class Devices:
 
     @classmethod
     def of_rank(cls, parallel: OneProcess | Placed, local_rank: int, local_ranks: int) -> "Devices":
-        """Those of a rank, one of `local_ranks` that see the same GPUs: first those of all policies, then of each model beside."""
+        """The devices of a rank, one of `local_ranks` that see the same GPUs: first the policies' GPUs, then each further
+        model's."""
         policy = f"cuda:{local_rank}"
         own = {
             model: f"cuda:{place * local_ranks + local_rank}" for place, model in enumerate(parallel.beside, start=1)

@@ -182,7 +182,7 @@ class RankGroupTrainer:
         return await asyncio.to_thread(decode_result, method, first.result) if first.result else None
 
     async def _ask_all(self, asks: Asks) -> Answer:
-        """Waits for the answer of every rank and returns that of the first.
+        """Waits for the answers of all ranks and returns the first rank's.
 
         Raises:
             RankEnded: if one of them ends or its machine is silent; the others may then block forever.

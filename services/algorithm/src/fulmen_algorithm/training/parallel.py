@@ -36,7 +36,7 @@ from fulmen_exchange.ranks import ExchangeReport, Ranks, StepInfo
 SMALLEST_SHARE = 4
 """A rank that is slower than the mean by more than this factor gets no micro-batches made for it."""
 NEWEST_STEP = 0.5
-"""Weight of the newest step; the rest is that of earlier ones."""
+"""Weight of the newest step; earlier steps have the rest."""
 IDLE_RANK = 0.1
 """Weight of the mean speed in that of a rank without positions, so that one that was slow once is tried again."""
 BUCKET_BYTES = 64 * 2**20
@@ -127,7 +127,7 @@ class RankGroups:
 def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
     """Returns the groups of this rank; all ranks call it. Ranks of one copy have consecutive numbers.
 
-    So have those of a copy that compute the same rows.
+    Within a copy, ranks that compute the same rows have consecutive numbers, too.
     """
     if parallel.tensor > 1:
         parts = parallel.ranks_per_copy // parallel.tensor

@@ -33,7 +33,7 @@ UNUSED_METRICS = OF_VERSIONS | OF_CORRECTIONS
 
 
 def trainable(policy: PolicyModel) -> list[nn.Parameter]:
-    """Returns the parameters that train: all, or those of the adapters."""
+    """Returns the trained parameters: all, or the adapters'."""
     return [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
 
 

@@ -31,7 +31,7 @@ class Forwarding:
     async def call(
         self, address: str, rpc: str, request: Any, context: grpc.aio.ServicerContext, *, limit_s: float = DEADLINE_S
     ) -> Any:
-        """Forwards a unary call, for at most `limit_s` seconds; errors are those of the owner.
+        """Forwards a unary call, for at most `limit_s` seconds; errors are the owner's.
 
         Raises:
             Draining: if the call was forwarded before: both services are behind; the caller repeats it.

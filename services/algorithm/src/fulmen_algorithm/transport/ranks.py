@@ -39,7 +39,7 @@ class RankServicer(RankServiceServicer):
     async def JoinRanks(
         self, requests: AsyncIterator[pb.JoinRanksRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.JoinRanksResponse]:
-        """Takes a machine among those of a run."""
+        """Adds a machine to a run."""
         hello = (await opening(requests, pb.JoinRanksRequest())).hello
         if problems := _problems(hello):
             raise ArgumentInvalid("The machine cannot join.", violations=problems)

@@ -121,7 +121,8 @@ class TrainingRunServicer(TrainingRunServiceServicer):
         )
 
     async def _create(self, runs: Sequence[TrainingRun], drafts: Sequence[RunDraft]) -> TrainingRun:
-        """Records runs at the store, then here; returns the first, or that of an equal request to another service."""
+        """Records runs at the store, then here; returns the first, or the run of an equal request to another
+        service."""
         self._runs.require_room(drafts[0].project, len(runs))
         try:
             await self._ownership.create(*runs)
@@ -366,7 +367,7 @@ class TrainingRunServicer(TrainingRunServiceServicer):
 
 @contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Turns errors of the runs' storage into those of the service."""
+    """Translates errors of the runs' storage into errors of the service."""
     try:
         yield
     except OSError as error:

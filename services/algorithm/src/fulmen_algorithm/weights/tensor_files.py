@@ -102,7 +102,7 @@ class Weights:
 
 
 def combined_digest(digests: Mapping[str, str]) -> str:
-    """Computes the checksum of weights from those of their tensors."""
+    """Computes the checksum of weights from their tensors' checksums."""
     lines = "".join(f"{name}\0{digests[name]}\n" for name in sorted(digests))
     return hashlib.sha256(lines.encode()).hexdigest()
 

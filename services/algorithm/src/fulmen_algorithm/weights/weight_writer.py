@@ -1,7 +1,7 @@
 """Writes the weights of a policy for engines: complete, or as a delta against those written before.
 
-Invariant: checksum, delta and folder are of the same words: those of the dtype in which engines serve. The
-trainer's own weights are never rounded.
+Invariant: checksum, delta and folder have the same words, in the dtype in which engines serve. The trainer's own
+weights are never rounded.
 """
 
 import json

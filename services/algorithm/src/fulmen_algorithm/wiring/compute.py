@@ -1,4 +1,4 @@
-"""What runs compute on: the processes, GPUs and engines of this machine, and those of clusters."""
+"""What runs compute on: the processes, GPUs and engines of this machine and of clusters."""
 
 from __future__ import annotations
 

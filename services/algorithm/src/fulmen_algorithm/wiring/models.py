@@ -36,7 +36,7 @@ class ModelParts:
 
 
 def models_of(settings: AlgorithmServiceSettings, storage: RunStorage) -> ModelParts:
-    """Returns the models, whose folder is beside that of the runs."""
+    """Returns the models, whose folder is beside the runs' folder."""
     store = ModelStore(storage.folder.with_name("models"))
     limits = UploadLimits(
         max_bytes=settings.upload_max_bytes,

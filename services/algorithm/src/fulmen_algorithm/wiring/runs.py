@@ -34,7 +34,7 @@ class RunParts:
     Attributes:
         algorithms: Those that a run can name.
         storage: Their files.
-        registry: Their states, those of earlier processes included.
+        registry: Their states, including runs of earlier processes.
         ownership: Their leases, which other services on the same storage respect.
     """
 

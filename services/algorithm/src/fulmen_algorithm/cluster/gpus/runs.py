@@ -1,4 +1,4 @@
-"""The GPUs of this machine that runs hold: those of a run's trainer, its models and its engines are chosen together."""
+"""The GPUs of this machine that runs hold. The GPUs for a run's trainer, models and engines are chosen together."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class RunGpus:
     """The GPUs that the active runs of this service hold."""
 
     def __init__(self, probe: GpuProbe, *, device: str) -> None:
-        """Asks nothing yet; `device` is that of the service: `cpu`, `cuda` or `cuda:1`."""
+        """Does not query the GPUs yet; `device` is the service's: `cpu`, `cuda` or `cuda:1`."""
         self._probe = probe
         self._has_gpus = device.startswith("cuda")
         self._held: dict[str, Sequence[Part]] = {}

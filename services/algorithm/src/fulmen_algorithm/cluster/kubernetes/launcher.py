@@ -97,7 +97,7 @@ class KubernetesLauncher:
             raise ClusterFailed(str(error)) from error
 
     def together(self, order: GroupOrder) -> int:
-        """See `remote.Launcher`: those of a pod."""
+        """See `remote.Launcher`, for a pod's processes."""
         return processes_per_pod(order, self._settings)
 
     async def launch(self, order: GroupOrder, ticket: Ticket) -> "KubernetesLaunch":

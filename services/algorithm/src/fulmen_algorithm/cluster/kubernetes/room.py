@@ -1,4 +1,4 @@
-"""What nodes have room for, by their documents and those of the pods that stay on them."""
+"""The free resources of nodes, from the documents of the nodes and of the pods that stay on them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from fulmen_service_kit.kubernetes.documents import quantity
 
 _KEEPING_OFF = frozenset({"NoSchedule", "NoExecute"})
 _PASSING = "node.kubernetes.io/"
-"""Beginning of the taints of states that pass, such as that of a node that is not ready."""
+"""Prefix of the taints of temporary states, such as a node that is not ready."""
 
 
 def usable_nodes(nodes: Iterable[Mapping[str, Any]], settings: KubernetesSettings) -> list[Mapping[str, Any]]:

@@ -24,7 +24,7 @@ class CallFolders:
 
 
 def folders_of(method: str, arguments: Mapping[str, Any]) -> CallFolders:
-    """Returns the folders of a call, whose arguments are those of a method of `Trainer`."""
+    """Returns the folders in the arguments of a method of `Trainer`."""
     read, written = set[Path](), set[Path]()
     for name, value in arguments.items():
         match value:

@@ -89,7 +89,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_path_in_folder(path: str) -> bool:
-    """Returns whether a path can be that of a file in a folder: relative, without hidden names and `..`."""
+    """Returns whether a path can name a file in a folder: relative, without hidden names and `..`."""
     parts = PurePosixPath(path).parts
     is_plain = "\0" not in path and 0 < len(path) <= MAX_PATH and path == "/".join(parts)
     return is_plain and not any(part.startswith((".", "/")) for part in parts)
