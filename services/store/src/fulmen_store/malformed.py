@@ -22,7 +22,7 @@ def malformed_request(problems: Sequence[Violation]) -> ArgumentInvalid:
 
 @contextmanager
 def noted(problems: list[Violation]) -> Iterator[None]:
-    """Adds the problems of one part of a request to those of the others, so that one error lists them all."""
+    """Adds the problems of one part of a request to the others', so that one error lists them all."""
     try:
         yield
     except ArgumentInvalid as error:

@@ -131,11 +131,11 @@ class StoreMetrics:
         self._calls_recorded.add(count)
 
     def calls_evicted(self, count: int) -> None:
-        """Records calls removed before their retention for want of room."""
+        """Records calls removed before the end of their retention for lack of space."""
         self._calls_evicted.add(count)
 
     def responses_evicted(self, count: int) -> None:
-        """Records stored responses removed before their retention for want of room."""
+        """Records stored responses removed before the end of their retention for lack of space."""
         self._responses_evicted.add(count)
 
     def chunk_unreadable(self) -> None:

@@ -44,7 +44,7 @@ class Access:
         self._sessions = sessions
 
     async def on_start(self, ctx: RequestContext) -> None:
-        """Authenticates a call; its authorization is that of the current context afterwards.
+        """Authenticates a call; its authorization is afterwards set in the current context.
 
         Raises:
             ConnectError: If the token is missing or invalid, or a page of another site used the session.

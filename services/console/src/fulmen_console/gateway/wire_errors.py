@@ -15,7 +15,7 @@ _RENAMED = {"CANCELLED": "CANCELED"}
 
 
 def connect_error(error: FulmenError) -> ConnectError:
-    """Returns an error as Connect has it; the details are those of gRPC: `ErrorInfo`, `BadRequest`, `RetryInfo`."""
+    """Returns an error in Connect's format, with the details of gRPC: `ErrorInfo`, `BadRequest`, `RetryInfo`."""
     name = error.code.value
     details = [Any(type_url=detail.type_url, value=detail.value) for detail in encode(error).details]
     return ConnectError(Code[_RENAMED.get(name, name)], error.message, details)

@@ -66,7 +66,8 @@ class Plan:
     def linearized(self, logprobs: Sequence[Sequence[float]]) -> tuple[Plan, float]:
         """Returns a pass with the gradient of `dro` at the present weights, and the loss.
 
-        The gradient of the loss by log pi is -(A - beta (log pi - log q)), which is that of `reinforce` with that as advantage.
+        The gradient of the loss by log pi is -(A - beta (log pi - log q)), which is the gradient of `reinforce` with this
+        advantage.
 
         Args:
             logprobs: log pi of each row's tokens, at the same weights.

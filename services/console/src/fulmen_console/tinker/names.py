@@ -24,7 +24,7 @@ class BaseNames:
     """Base models by the names that programs know."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """`given` has what a name stands for; any other `org/name` is that of the hub."""
+        """`given` maps names to models; any other `org/name` is a model of the hub."""
         self.given = dict(given)
 
     def policy(self, name: str) -> PolicySpec:

@@ -29,7 +29,7 @@ class Sampler:
         project: Whose it is.
         session_id: Session in which it was made.
         base: Name of its base model.
-        path: Path of its weights; empty for those of a model at some time, and for a base model.
+        path: Path of its weights; empty for a model's temporary weights, and for a base model.
     """
 
     def __init__(self, sampler_id: str, project: str, session_id: str, *, base: str, path: str, make: Open) -> None:

@@ -1,4 +1,4 @@
-"""Serves the pages: files that tools build from `web/` into `page/`. All addresses that name no file are those of pages."""
+"""Serves the pages: files that tools build from `web/` into `page/`. Every address that names no file is a page's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PageApp:
 
         Args:
             path_prefix: Path that a reverse proxy serves the console under.
-            folder: Folder of the files; by default that of the package.
+            folder: Folder of the files; by default the package's.
         """
         base = _BASE.replace(b"/", f"{path_prefix}/".encode(), 1)
         self._files = dict(_read(folder or files("fulmen_console").joinpath("page"), "", base))

@@ -67,7 +67,7 @@ class TinkerApp:
     """Answers the requests of `TINKER_PATH`."""
 
     def __init__(self, programs: Programs, channel: FulmenChannel, credentials: Credentials) -> None:
-        """`channel` is that of the algorithm service, without a token: each call has its caller's."""
+        """`channel` leads to the algorithm service, without a token: each call has its caller's."""
         self._programs = programs
         self._channel = channel
         self._credentials = credentials

@@ -30,7 +30,7 @@ from fulmen_llm_proxy.apis.chat_reader import ChatReader
 from fulmen_llm_proxy.apis.collected import Asked, Fields
 
 _CHOSEN_ONLY = msgspec.Raw(b"0")
-"""Value of `logprobs` that requests those of the sampled tokens only."""
+"""Value of `logprobs` that requests only the sampled tokens' log-probabilities."""
 
 
 class CompletionsApi:
@@ -92,7 +92,7 @@ class CompletionsApi:
 
 
 class CompletionsReader(ChatReader):
-    """Extracts the capture of an answer: that of chat, and the prompt token ids of each choice."""
+    """Extracts the capture of an answer, as for chat, with the prompt token ids of each choice."""
 
     __slots__ = ()
 

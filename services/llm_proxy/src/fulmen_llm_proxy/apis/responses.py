@@ -84,7 +84,7 @@ class ResponsesApi:
         return ResponsesReader()
 
     def assemble(self, payloads: list[bytes]) -> bytes:
-        """Assembles the `response` object of a stream: that of the last event, unless the stream broke off."""
+        """Assembles the `response` object of a stream: the last event's, unless the stream broke off."""
         answer: Fields = {}
         items: dict[int, msgspec.Raw] = {}
         for payload in payloads:

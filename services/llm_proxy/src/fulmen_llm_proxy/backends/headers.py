@@ -62,7 +62,7 @@ def to_backend(headers: Iterable[Header]) -> dict[str, str]:
 
 
 def of_dialect(headers: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
-    """Returns the headers without those of other dialects."""
+    """Returns the headers without other dialects' headers."""
     return {name: value for name, value in headers.items() if _OF_DIALECT.get(name, dialect) is dialect}
 
 

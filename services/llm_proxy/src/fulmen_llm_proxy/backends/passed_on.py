@@ -27,7 +27,7 @@ class PassedRequest:
     Attributes:
         path: path below the backend's base URL, escaped, such as `/files/file-1`.
         query: names and values, unescaped.
-        headers: those of the caller that backends may see, with the type of the body.
+        headers: the caller's headers that backends may see, with the type of the body.
     """
 
     method: str
@@ -58,7 +58,7 @@ class PassedOnClient:
         """Sets the connection pool.
 
         Args:
-            max_answer_bytes: largest answer, bytes; that of a stream all together.
+            max_answer_bytes: largest answer, bytes; for a stream, all of it together.
             deadline_s: timeout of a whole answer, and of the first event of a stream, seconds.
         """
         self._session = session

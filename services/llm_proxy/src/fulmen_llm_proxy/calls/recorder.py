@@ -37,7 +37,7 @@ class CallRecorder:
 
         Args:
             accounts: what the store knows of the ledger.
-            app_calls: those of calls without an attempt.
+            app_calls: for calls without an attempt.
             stale: judges the policy versions of answers.
             traces: the operator's traces; None if traces are not exported.
         """

@@ -17,7 +17,7 @@ _OTHERS_PAUSE_S: Final = 0.05
 
 
 class CaptureSettlement:
-    """Knows the ledger of this process, and by the store's accounts those of the others."""
+    """Knows the ledger of this process, and the others' through the store's accounts."""
 
     def __init__(self, *, ledger: AttemptLedger, queue: CaptureQueue, accounts: CaptureAccounts) -> None:
         self._ledger = ledger

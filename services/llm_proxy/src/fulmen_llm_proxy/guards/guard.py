@@ -36,7 +36,7 @@ class Checker(Protocol):
 
         Args:
             document: JSON object with `phase`, `project`, `attempt`, `model`, `api`, `request`, and after the call its
-                `answer`, that of a stream as it would be whole.
+                `answer`, a stream's as the whole answer would be.
 
         Raises:
             Exception: if it cannot judge.

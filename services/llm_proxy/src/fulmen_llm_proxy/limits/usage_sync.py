@@ -1,4 +1,4 @@
-"""Reports usage and the state of limits to the store, and receives those of the other processes.
+"""Reports usage and the state of limits to the store, and receives the other processes'.
 
 Invariant: usage is reported exactly once. A batch that may have arrived is sent again unchanged under the same
 sequence number; meanwhile all other usage is counted into the next batch.

@@ -32,7 +32,7 @@ _NOWHERE = ("", "")
 
 
 class _Distribution:
-    """Histogram counts by bound; the last count is that of values above every bound."""
+    """Histogram counts by bound; the last count has the values above every bound."""
 
     __slots__ = ("bounds", "counts", "total")
 

@@ -75,7 +75,7 @@ class CaptureServicer(capture_service_pb2_grpc.CaptureServiceServicer):
 
 
 def _as_message(own: Summary, others: proxy_service_pb2.CaptureTotals | None) -> capture_service_pb2.CaptureSummary:
-    """Adds up this process's summary and those of the others; None if the store did not return them."""
+    """Adds up the summaries of this process and of the others; None if the store did not return them."""
     is_known = others is not None
     others = others or proxy_service_pb2.CaptureTotals()
     rest = others.sum

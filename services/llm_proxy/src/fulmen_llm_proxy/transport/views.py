@@ -70,7 +70,7 @@ class Views:
         return [_only(backend, BACKEND_FIELDS) for backend in found if backend.name in named]
 
     def seen_backends(self, ids: Sequence[str]) -> list[str]:
-        """Returns those of the ids of backends that the caller sees, in their order."""
+        """Returns the ids of backends that the caller may see, in their order."""
         if self._sees_all():
             return list(ids)
         seen = {backend.name for backend in self.backends()}

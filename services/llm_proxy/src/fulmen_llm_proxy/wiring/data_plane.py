@@ -44,7 +44,7 @@ from fulmen_service_kit.security.token_buckets import TokenBuckets
 __all__ = ["call_pipeline", "http_app"]
 
 _REPLAY_SHARE = 8
-"""Captured calls of one attempt may take at most 1/8 of the memory for those of all."""
+"""Captured calls of one attempt may use at most 1/8 of the memory for all captured calls."""
 
 
 def call_pipeline(settings: LlmProxySettings, state: State) -> CallPipeline:

@@ -39,7 +39,7 @@ class Hosts:
     """The hosts of a runner, created on first use. Background role: removes leftovers of dead runners."""
 
     def __init__(self, settings: RunnerSettings, endpoints: Endpoints) -> None:
-        """Initializes the hosts; `endpoints` are those of agents on the runner's machine."""
+        """Initializes the hosts; `endpoints` are for agents on the runner's machine."""
         self._settings = settings
         self._endpoints = endpoints
         self._containers: ContainerHost | None = None
@@ -219,7 +219,8 @@ async def _job_host(settings: RunnerSettings, endpoints: Endpoints) -> JobHost:
 
 
 def _endpoints_elsewhere(endpoints: Endpoints, *, llm_proxy_url: str, otlp_url: str, otlp_http_url: str) -> Endpoints:
-    """Returns the endpoints for agents in containers or pods; an empty address stays that of this machine's agents."""
+    """Returns the endpoints for agents in containers or pods; an empty address stays the address for this machine's
+    agents."""
     # If they reach the store at another address, its HTTP address differs as well.
     same_store = endpoints.otlp_http_url if not otlp_url else ""
     return replace(

@@ -25,7 +25,8 @@ _log = structlog.get_logger()
 
 @contextmanager
 def own_directory(parent: Path | None) -> Iterator[Path]:
-    """Creates a directory for this process and deletes it on exit; a thread deletes those of dead runners meanwhile.
+    """Creates a directory for this process and deletes it on exit; a thread deletes the directories of dead runners
+    meanwhile.
 
     Args:
         parent: Parent directory; None for the system's temporary directory.

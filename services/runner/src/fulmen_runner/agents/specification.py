@@ -96,7 +96,7 @@ class Limits:
     process_count: int = 0
 
     def capped(self, maximum: "Limits") -> "Limits":
-        """Returns these limits, each at most that of `maximum`, which also replaces a 0."""
+        """Returns these limits, each at most the limit of `maximum`, which also replaces a 0."""
         return Limits(
             memory_bytes=_capped(self.memory_bytes, maximum.memory_bytes),
             cpu_count=_capped(self.cpu_count, maximum.cpu_count),

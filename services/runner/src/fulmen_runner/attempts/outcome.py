@@ -13,7 +13,7 @@ MAX_OUTPUT_BYTES = 65_536
 
 
 class FailureKind(StrEnum):
-    """Why an attempt failed; the names are those of the contract."""
+    """Why an attempt failed; the names match the contract's."""
 
     AGENT_ERROR = "AGENT_ERROR"
     TIMEOUT = "TIMEOUT"

@@ -96,7 +96,7 @@ class Program:
         environment: Variables of the agent's specification; values are templates.
         secrets: Names of the secrets that attempts get.
         files: Reference count of the unpacked bundle; None if there is none.
-        folder: Parent of its attempts' files, which its children may write; None for that of all attempts.
+        folder: Parent of its attempts' files, which its children may write; None for the folder of all attempts.
     """
 
     agent: Agent

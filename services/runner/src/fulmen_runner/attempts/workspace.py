@@ -117,7 +117,7 @@ class Workspaces:
 
         Args:
             content: Its input.
-            parent: Folder for its files, created if missing; None for that of all attempts.
+            parent: Folder for its files, created if missing; None for the folder of all attempts.
         """
         return Workspace(parent=parent or self._parent, content=content, threads=self._threads)
 

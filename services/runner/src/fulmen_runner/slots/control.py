@@ -41,7 +41,7 @@ SLOW_WEIGHT = 0.05
 
 
 class SlotReason(StrEnum):
-    """Why the number of slots changed; the values are those of the contract."""
+    """Why the number of slots changed; the values match the contract's."""
 
     BUSY = "busy"
     THROTTLED = "throttled"

@@ -22,7 +22,7 @@ class Level(IntEnum):
 
 
 def alpha(units: Iterable[Sequence[float]], level: Level) -> float | None:
-    """Returns Krippendorff's alpha: 1 for full agreement, 0 for that of chance.
+    """Returns Krippendorff's alpha: 1 for full agreement, 0 for agreement by chance.
 
     Returns None if no unit has two values, or all values are equal.
 

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and how its errors become those of the store."""
+"""Connections to PostgreSQL, and the translation of its errors into the store's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def open_pool(
 
 @contextmanager
 def mapped_errors() -> Iterator[None]:
-    """Maps errors of the database to those of the store.
+    """Maps errors of the database to errors of the store.
 
     Raises:
         DatabaseUnavailable: For errors that may be temporary.

@@ -1,4 +1,4 @@
-"""The connections to PostgreSQL; maps its errors to those of the store.
+"""The connections to PostgreSQL; maps its errors to the store's.
 
 Invariant: while PostgreSQL is known to be unavailable, every statement fails immediately, including those in progress.
 `DatabaseWatch` decides when it is unavailable.

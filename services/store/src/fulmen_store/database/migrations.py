@@ -112,7 +112,7 @@ async def migrate(
     Args:
         dsn: Database.
         with_post: Whether all older stores have stopped.
-        migrations: All files in order; those of this version unless given.
+        migrations: All files in order; by default this version's.
         on_progress: Called with the transaction numbers consumed so far, and their total.
 
     Raises:

@@ -41,7 +41,7 @@ class ProgressTable:
         return self._database.clock()
 
     async def write(self, reports: Reports) -> None:
-        """Writes reports; those of attempts that the session does not hold change nothing."""
+        """Writes reports; reports of attempts that the session does not hold change nothing."""
         rows = [(rollout_id, *report) for rollout_id, report in reports.items()]
         await self._database.fetch("report_progress", *columns(rows, 4))
 

@@ -182,7 +182,8 @@ class AttemptBoundTable:
         self._database = database
 
     async def add(self, bounds: Sequence[tuple[UUID, UUID, int, int]]) -> None:
-        """Records bounds, each of a rollout, a session and an epoch, milliseconds; those of ended leases are dropped."""
+        """Records bounds, each of a rollout, a session and an epoch, milliseconds; bounds of ended leases are
+        dropped."""
         await self._database.fetch("bound_attempts", *columns(bounds, 4))
 
 

@@ -70,7 +70,7 @@ class ProxyTable:
         await self._database.fetch("save_accounts", proxy, scope, *columns(rows, 10))
 
     async def totals(self, attempts: Sequence[AttemptKey], *, but: str) -> list[Totals]:
-        """Returns the totals of attempts, in order, without those of the process `but`."""
+        """Returns the totals of attempts, in order, without the process `but`."""
         rows = await self._database.fetch("capture_totals", *columns(attempts, 3), but)
         found = {
             row["n"]: Totals(

@@ -169,7 +169,7 @@ def publish_problem(violations: Sequence[Violation]) -> ArgumentInvalid:
 
 
 def violations_of(publication: Publication) -> list[Violation]:
-    """Returns the violations of a publication, without those of contents."""
+    """Returns the violations of a publication, except in its contents."""
     versions, violations = publication.versions, list[Violation]()
     if not 1 <= len(versions) <= MAX_BATCH:
         violations.append(

@@ -41,7 +41,7 @@ class RolloutKept(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """The number of removed rollouts, and those of them that had payloads in the blob storage."""
+    """The number of removed rollouts, and the removed rollouts that had payloads in the blob storage."""
 
     count: int
     with_blobs: Sequence[UUID]
@@ -63,7 +63,7 @@ class DeletionTable:
         self._database = database
 
     async def remove(self, rollout_ids: Sequence[UUID], *, whole: bool = False, needed: bool = False) -> Removed:
-        """Removes those of the rollouts that need not be kept, in one commit; with `whole` all or none.
+        """Removes the rollouts that need not be kept, in one commit; with `whole` all or none.
 
         With `needed`, also those that would have to be kept; the caller removes all others of their groups, too.
 

@@ -32,7 +32,7 @@ class RolloutFacets:
         max_maps_examined: int = MAX_MAPS_EXAMINED,
         clock: Clock | None = None,
     ) -> None:
-        """Creates the reader; a facet is that of so many rollouts at most, of maps of fewer."""
+        """Creates the reader; a facet covers at most this many rollouts, fewer for maps."""
         self._database = database
         self._windows = ListWindows(database)
         self._window_rows = window_rows

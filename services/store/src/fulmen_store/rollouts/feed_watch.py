@@ -104,7 +104,8 @@ class FeedWatch:
             self._wake(news.project_id, None if bounds[news.project_id] is None else news.run_ids)
 
     def _wake(self, project_id: int, run_ids: Collection[int | None] | None) -> None:
-        """Wakes the watchers of training runs, or of all if None, and those of the whole project if there is any news."""
+        """Wakes the watchers of training runs, or of all if None, and the whole project's watchers if there is any
+        news."""
         runs = self._watchers.get(project_id, {})
         woken = runs if run_ids is None else {None, *run_ids} & runs.keys() if run_ids else ()
         for run_id in woken:

@@ -85,7 +85,7 @@ class OrderTable:
         self._database = database
 
     async def add(self, session_id: UUID, *, slots: int | None, drains: bool, grace_s: float | None) -> bool:
-        """Adds an order to those of a session; returns False if it has ended."""
+        """Adds an order to a session; returns False if it has ended."""
         return await self._database.fetch_row("order_runner", session_id, slots, drains, grace_s) is not None
 
     async def pending(self) -> list[tuple[UUID, RunnerOrdered]]:

@@ -1,4 +1,4 @@
-"""Statistics of queues for watchers: those of a queue share one count a second, and hear of it when it has changed."""
+"""Statistics of queues for watchers: a queue's watchers share one count per second, and get it when it has changed."""
 
 from __future__ import annotations
 

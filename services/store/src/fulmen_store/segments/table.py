@@ -110,7 +110,7 @@ class SegmentTable:
         return None if row is None else segment_id
 
     async def release(self, segment_id: int | None = None) -> None:
-        """Gives up a segment that was not finished, and those of writers that have died."""
+        """Drops a segment that was not finished, and the segments of writers that have died."""
         await self._database.fetch("release_claims", segment_id)
 
     async def commit_moved(

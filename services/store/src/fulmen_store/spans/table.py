@@ -205,7 +205,7 @@ class SpanTable:
                     yield chunk
 
     async def read_rows(self, chunks: Sequence[Sized]) -> AsyncIterator[Chunk]:
-        """Yields those of the chunks that are in the table; otherwise as `read`."""
+        """Yields only the chunks that are in the table; otherwise as `read`."""
         for part in _by_size(chunks):
             for chunk in await self._rows(part):
                 yield chunk

@@ -59,7 +59,7 @@ def require_range(field: str, value: float, minimum: float, maximum: float) -> N
 
 
 def run_project(project: str, training_run: str) -> str:
-    """Returns the project of a request, by default that of the training run which it may name.
+    """Returns the project of a request, by default the project of the training run that it names, if any.
 
     Raises:
         ArgumentInvalid: If the name of the run is malformed.

@@ -110,7 +110,7 @@ class RunHistoryService(run_history_service_pb2_grpc.RunHistoryServiceServicer):
         return pb.ListRunNoticesResponse(notices=shown, next_page_token=token)
 
     async def _project(self, training_run: str) -> int:
-        """Returns the project of a run that the caller may see; that of none if it does not exist.
+        """Returns the project of a run that the caller may see, or NO_PROJECT if it does not exist.
 
         Raises:
             ArgumentInvalid: If the name is malformed.

@@ -60,7 +60,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
         self._rollouts = rollouts
 
     async def SyncUsage(self, request: pb.SyncUsageRequest, context: grpc.aio.ServicerContext) -> pb.SyncUsageResponse:
-        """Stores the counts of a proxy process and returns those of the others."""
+        """Stores the counts of a proxy process and returns the others'."""
         windows = [each for each in request.windows if current_caller().may_access(each.project)]
         report = _report(request, windows)
         rejected = await self._sync.sync(report, may_access=current_caller().may_access)
@@ -157,7 +157,7 @@ class UsageService(usage_service_pb2_grpc.UsageServiceServicer):
     async def _reach(
         self, request: pb.GetUsageSeriesRequest, grouping: Grouping
     ) -> tuple[Sequence[int] | None, int | None]:
-        """Returns the numbers of the projects, None for all, and that of the training run."""
+        """Returns the numbers of the projects, None for all, and the training run's number."""
         limit = project_limit()
         if grouping is Grouping.PROJECT and not request.project and limit is None:
             return None, None

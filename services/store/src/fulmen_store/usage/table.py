@@ -78,7 +78,7 @@ class UsageTable:
         ]
 
     async def pause_used_up(self, reasons: Mapping[str, str], *, mark: str) -> list[tuple[str, bool]]:
-        """Pauses the queues of projects with a reason, and resumes those of others that were paused so.
+        """Pauses the queues of projects with a reason, and resumes other projects' queues that were paused for it.
 
         Returns the changed projects, each with whether it is paused now.
 

@@ -1,4 +1,4 @@
-"""Budgets that are used up: a project's pauses its queue, that of a training run or an agent ends the creation of its rollouts."""
+"""Budgets that are used up: a project's pauses its queue, a training run's or an agent's ends the creation of its rollouts."""
 
 from __future__ import annotations
 

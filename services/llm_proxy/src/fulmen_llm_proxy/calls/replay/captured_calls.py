@@ -66,7 +66,7 @@ class CapturedCall:
 
     Attributes:
         span_id: id of the span of the call that sampled its tokens, 16 hexadecimal digits.
-        digest: that of its request.
+        digest: Digest of its request.
         was_seen: whether the agent received the answer.
         choices: the records of its choices by index, without their requests.
         size_bytes: approximate memory.

@@ -43,7 +43,7 @@ class LostAttempts:
         self._max_bytes = max_bytes
 
     async def read(self, attribution: Attribution) -> CallSequence:
-        """Returns the calls that an attempt may repeat: those of the latest lost attempt that sampled some.
+        """Returns the calls that an attempt may repeat: the calls of the latest lost attempt that sampled any.
 
         An attempt that was lost while it repeated calls has sampled none: its own predecessor has them all.
 

@@ -1,1 +1,1 @@
-"""Stored responses of the Responses API: those of backends, and those that the proxy keeps in the store."""
+"""Stored responses of the Responses API: backends' responses, and responses that the proxy keeps in the store."""

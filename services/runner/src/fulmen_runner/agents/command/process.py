@@ -93,7 +93,7 @@ async def run_process(
 ) -> ProcessResult:
     """Runs a command to its end, and removes its control groups. On cancellation, ends it with SIGTERM, then SIGKILL.
 
-    Its limit of files is that of `folders`. `printed` gets the end of its output, however it ends.
+    Its limit of files is the limit of `folders`. `printed` gets the end of its output, however it ends.
 
     Raises:
         OSError: If it cannot be started.

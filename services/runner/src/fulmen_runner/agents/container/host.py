@@ -141,7 +141,7 @@ class ContainerHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAgent:
-    """An agent that is a container. Outcome and rewards are those of a command."""
+    """An agent that is a container. Outcome and rewards are read as for a command."""
 
     host: ContainerHost
     target: ContainerTarget

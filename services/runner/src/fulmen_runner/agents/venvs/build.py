@@ -48,7 +48,7 @@ class PackageSources:
     """Sources of packages; the operator's choice.
 
     Attributes:
-        index_url: The index; empty for that of the tool, `off` for none. Secret.
+        index_url: The index; empty for the tool's default, `off` for none. Secret.
         extra_index_urls: Further indexes. Secret.
         folders: Folders and pages with packages.
         allows_builds: Whether packages may be built from source, which runs their code.

@@ -103,7 +103,7 @@ class SplitExport(NamedTuple):
     Attributes:
         loose: The spans by attempt.
         homeless: Number of spans that name no attempt.
-        foreign: Number of spans that name another attempt than that of the key.
+        foreign: Number of spans that name another attempt than the key's.
         oversized: Number of spans that are too large to store.
     """
 

@@ -134,7 +134,7 @@ DEFAULTS: Final = DemandQuery()
 
 
 def demand_project(name: str, caller: Caller) -> str | None:
-    """Returns the project to count, by default that of the caller's token; None for all.
+    """Returns the project to count, by default the caller's; None for all.
 
     Raises:
         PermissionDenied: If the caller is bound to another project.

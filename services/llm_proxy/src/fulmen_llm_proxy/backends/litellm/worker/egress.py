@@ -27,7 +27,7 @@ _PROCESSES: Final = frozenset({"os.exec", "os.fork", "os.forkpty", "os.posix_spa
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Timeouts in seconds, and the largest answer in bytes; that of a stream all together."""
+    """Timeouts in seconds, and the largest answer in bytes; for a stream, all of it together."""
 
     connect_timeout_s: float
     read_timeout_s: float
@@ -46,7 +46,7 @@ class Call:
         too_large: whether the answer exceeds the limit.
         broken: whether the vendor could not be reached, or broke off.
         late: whether it did not answer in time.
-        led_elsewhere: whether the request would have led to another address, such as that of an image.
+        led_elsewhere: whether the request would have led to another address, such as an image's.
     """
 
     key: str = field(repr=False)
@@ -112,7 +112,7 @@ class Egress:
         sys.addaudithook(self._check)
 
     def close_files(self, *environments: str) -> None:
-        """Begins to refuse files but those of the environment, the system's libraries and its configuration."""
+        """Begins to refuse all files except the environment's, the system's libraries and its configuration."""
         self._folders = tuple(os.path.realpath(each) + os.sep for each in (*environments, *_READABLE))
 
     def _check(self, event: str, args: tuple[Any, ...]) -> None:
