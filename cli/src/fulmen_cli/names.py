@@ -131,4 +131,6 @@ def _only(kind: str, given: str, found: Sequence[str], *, where: str) -> str:
         raise CommandFailed(f"{text}.", exit_code=Exit.NOT_FOUND)
     shown = "".join(f"\n  {each}" for each in found[:CANDIDATES_SHOWN])
     more = "\n  …" if len(found) > CANDIDATES_SHOWN else ""
-    raise CommandFailed(f"{given!r} is the beginning of several {kind}s, newest first:{shown}{more}", exit_code=Exit.USAGE)
+    raise CommandFailed(
+        f"{given!r} is the beginning of several {kind}s, newest first:{shown}{more}", exit_code=Exit.USAGE
+    )

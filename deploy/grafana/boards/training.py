@@ -65,9 +65,7 @@ TRAINING = Board(
             panels=[
                 run_metrics("Rollouts a second", "rollouts_per_second"),
                 run_metrics("Tokens a second, sampled", "tokens_per_second"),
-                run_metrics(
-                    "Where the time went", "spent_.*_seconds", unit="s", about="Since the start of the run."
-                ),
+                run_metrics("Where the time went", "spent_.*_seconds", unit="s", about="Since the start of the run."),
             ],
         ),
     ],

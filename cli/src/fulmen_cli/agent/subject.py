@@ -39,9 +39,9 @@ class AgentOptions:
         list[str] | None, typer.Argument(metavar="[PROGRAM ARGUMENT…]", help="With --command: the program, after --.")
     ] = None
     is_command: Annotated[bool, typer.Option("--command", help="The agent is the program after --.")] = False
-    grader: Annotated[str | None, typer.Option(help="The grader, FILE.PY:NAME; by default the grader in the train.toml.")] = (
-        None
-    )
+    grader: Annotated[
+        str | None, typer.Option(help="The grader, FILE.PY:NAME; by default the grader in the train.toml.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,9 @@ async def agreement(
     ]
     columns = ("author", "and", "rollouts", "equal", "kappa")
     right = ("rollouts", "equal", "kappa")
-    print_rows(output, columns, rows, messages=list(found.pairs), empty="No rollout was scored by two people.", right=right)
+    print_rows(
+        output, columns, rows, messages=list(found.pairs), empty="No rollout was scored by two people.", right=right
+    )
 
 
 async def publish(

@@ -69,7 +69,9 @@ async def create(
             help="Demonstrations to imitate, or tasks with the recorded answer: one for each conversation, from its longest complete call.",
         ),
     ] = RowKind.DEMONSTRATIONS,
-    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the rows that are used for validation.")] = 0.1,
+    validation: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Share of the rows that are used for validation.")
+    ] = 0.1,
     folder: Annotated[Path, typer.Option(help="Folder of the files; existing ones are replaced at the end.")] = Path(),
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -104,7 +104,9 @@ def _adapter(version: PolicyVersion, given: str) -> str:
     chosen = given or (version.adapters[0] if len(version.adapters) == 1 else "")
     if chosen not in version.adapters:
         known = ", ".join(version.adapters)
-        raise CommandFailed(f"{version.short} has the adapters {known}: choose one with --adapter.", exit_code=Exit.USAGE)
+        raise CommandFailed(
+            f"{version.short} has the adapters {known}: choose one with --adapter.", exit_code=Exit.USAGE
+        )
     return chosen
 
 

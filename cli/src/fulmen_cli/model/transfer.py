@@ -174,7 +174,9 @@ def push(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that `fulmen model export` has written.")],
     repository: Annotated[str, typer.Argument(metavar="REPOSITORY", help="organisation/name on the hub.")],
     public: Annotated[bool, typer.Option("--public", help="Create it public; by default it is private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be uploaded; do not contact the hub.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be uploaded; do not contact the hub.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Uploads an exported model to a repository of the hub, which is created if it does not exist.

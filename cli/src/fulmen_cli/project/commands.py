@@ -190,7 +190,10 @@ async def delete(
     connection: Connection,
     name: NameArgument,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel running rollouts; without it, a project with running rollouts is not deleted.")
+        bool,
+        typer.Option(
+            "--cancel", help="Cancel running rollouts; without it, a project with running rollouts is not deleted."
+        ),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -28,7 +28,9 @@ async def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Such as proxy.toml; its name identifies what it owns.")],
     watch: Annotated[bool, typer.Option("--watch", help="Apply it again whenever it changes, until Ctrl-C.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Only check the file; no service is called.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what the file owns; the file itself need not exist.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete what the file owns; the file itself need not exist.")
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Applies a file of backends and routes to the proxy: adds or replaces what it contains, deletes what it no longer contains.

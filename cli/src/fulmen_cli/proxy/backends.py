@@ -86,7 +86,8 @@ class BackendOptions:
         typer.Option("--header", help="NAME=VALUE: a further header of every request to it. May be repeated."),
     ] = None
     drop_params: Annotated[
-        bool, typer.Option("--drop-params", help="Drop parameters that its API cannot express; otherwise refuse such calls.")
+        bool,
+        typer.Option("--drop-params", help="Drop parameters that its API cannot express; otherwise refuse such calls."),
     ] = False
 
 

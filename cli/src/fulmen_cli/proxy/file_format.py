@@ -87,7 +87,9 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
             kind=Kind.TEXT, text="LiteLLM's name of the vendor, such as `gemini` or `bedrock`; required for `litellm`."
         ),
         "region": Key(kind=Kind.TEXT, text="Region of that vendor, where `base_url` does not name it."),
-        "api_version": Key(kind=Kind.TEXT, text="`api-version` of Azure, where it is required, or `anthropic-version`."),
+        "api_version": Key(
+            kind=Kind.TEXT, text="`api-version` of Azure, where it is required, or `anthropic-version`."
+        ),
         "apis": Key(
             kind=Kind.TEXTS,
             words=("chat-completions", "completions", "responses", "embeddings", "messages", "count-tokens"),
@@ -103,7 +105,9 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
             kind=Kind.TEXT, text="Path of the health check, such as `/health`; by default the engine's own."
         ),
         "max_in_flight": Key(
-            kind=Kind.WHOLE, most=10**6, text="Concurrent calls of each proxy process; 1024 by default. Further calls wait."
+            kind=Kind.WHOLE,
+            most=10**6,
+            text="Concurrent calls of each proxy process; 1024 by default. Further calls wait.",
         ),
         "requests_per_minute": Key(
             kind=Kind.WHOLE, most=10**9, text="Calls per minute over all proxies; without it there is no limit."
@@ -116,7 +120,9 @@ TABLES: Final[Mapping[str, Mapping[str, Key]]] = {
         "model": Key(
             kind=Kind.TEXT, needed=True, text="Model name that callers use, 1 to 100 characters of `[a-z0-9._-]`."
         ),
-        "targets": Key(kind=Kind.TABLES, needed=True, text="Targets of the calls, 1 to 64: tables `[[route.targets]]`."),
+        "targets": Key(
+            kind=Kind.TABLES, needed=True, text="Targets of the calls, 1 to 64: tables `[[route.targets]]`."
+        ),
         "balancing": Key(
             kind=Kind.TEXT,
             words=("sticky", "prefix-cache", "least-outstanding"),
@@ -217,7 +223,8 @@ def _backend(table: TableReader) -> backend_pb2.Backend:
     for key in _KEYS_OF_VENDORS:
         if key in table:
             table.problem(
-                key, "a vendor's key must not be in this file: store it (`fulmen secret set`), and name it with key_name"
+                key,
+                "a vendor's key must not be in this file: store it (`fulmen secret set`), and name it with key_name",
             )
     given = _values(table, "backend", ignored=_KEYS_OF_VENDORS)
     backend = backend_pb2.Backend(

@@ -69,7 +69,9 @@ def import_prices(
         f"{len(prices)} prices in {to}; {left} models without a price per token.", markup=False, soft_wrap=True
     )
     if tiered:
-        sys.stderr.write(f"warning: of these, {tiered} cost more for long prompts, which the proxy does not take into account.\n")
+        sys.stderr.write(
+            f"warning: of these, {tiered} cost more for long prompts, which the proxy does not take into account.\n"
+        )
 
 
 def _models(file: Path) -> dict[str, dict[str, Any]]:

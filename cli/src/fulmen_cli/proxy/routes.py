@@ -91,7 +91,8 @@ async def put(
     model: ModelArgument,
     options: RouteOptions,
     file: Annotated[
-        Path | None, typer.Option("--file", help="The whole route as JSON, as printed by `show -o json`; - for standard input.")
+        Path | None,
+        typer.Option("--file", help="The whole route as JSON, as printed by `show -o json`; - for standard input."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

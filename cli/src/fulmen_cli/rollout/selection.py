@@ -82,7 +82,9 @@ async def update(
     priority: Annotated[int | None, typer.Option(help="-100 to 100; higher ones run first.")] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(help=f"Time at which it fails unless it has ended, such as 2026-03-14T10:15:00Z; {NEVER}: no deadline."),
+        typer.Option(
+            help=f"Time at which it fails unless it has ended, such as 2026-03-14T10:15:00Z; {NEVER}: no deadline."
+        ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -134,7 +136,9 @@ async def delete(
         fulmen rollout delete 0192f0c1-7a6e-7c53-9f3e-0123456789ab
     """
     if bool(rollouts) == bool(where) or (run and not where):
-        raise CommandFailed("Give either names of rollouts or a --filter that selects ended ones.", exit_code=Exit.USAGE)
+        raise CommandFailed(
+            "Give either names of rollouts or a --filter that selects ended ones.", exit_code=Exit.USAGE
+        )
     answer = pb.DeleteRolloutsResponse()
     async with connection.open() as client:
         names = await rollout_names(rollouts or (), connection, client)

@@ -152,7 +152,9 @@ async def status(connection: Connection, target: Target, output: OutputOption = 
     print_rows(output, columns, [row], messages=[found], empty="")
     if found.isolation:
         console().print()
-        told = found.isolation_problem or ", ".join(found.isolation_layers) or "agents run with the runner's permissions"
+        told = (
+            found.isolation_problem or ", ".join(found.isolation_layers) or "agents run with the runner's permissions"
+        )
         console().print(f"isolation: {found.isolation} ({told})")
     if found.running:
         console().print()
@@ -267,7 +269,9 @@ def _print_ordered(runner: registry_pb.Runner, output: Output) -> None:
     if output is Output.JSON:
         print_json(as_dict(runner))
     else:
-        console().print(f"Ordered (number {runner.order.number}); `fulmen runners` shows whether the runner has confirmed it.")
+        console().print(
+            f"Ordered (number {runner.order.number}); `fulmen runners` shows whether the runner has confirmed it."
+        )
 
 
 async def _ended(stub: RunnerServiceStub, running: int, grace_s: float) -> bool:

@@ -40,9 +40,7 @@ class TimesOptions:
     skip_overlapping: Annotated[
         bool, typer.Option("--skip-overlapping", help="Create none while rollouts of an earlier time have not ended.")
     ] = False
-    skip_missed: Annotated[
-        bool, typer.Option("--skip-missed", help="Skip times at which the store was down.")
-    ] = False
+    skip_missed: Annotated[bool, typer.Option("--skip-missed", help="Skip times at which the store was down.")] = False
 
 
 def register(app: typer.Typer) -> None:

@@ -89,5 +89,7 @@ def overlap_problems(settings: CodecSettings, device: torch.device) -> list[str]
     if device.type != "cpu":
         found.append("overlap: gradients must be on the CPU; on a GPU sums begin after the backward pass")
     if not isinstance(settings.policy, FixedPolicy | StagesPolicy):
-        found.append("overlap: the policy must be fixed or stages, since other policies depend on measured times, which the overlap would hide")
+        found.append(
+            "overlap: the policy must be fixed or stages, since other policies depend on measured times, which the overlap would hide"
+        )
     return found

@@ -97,7 +97,9 @@ def read_npy(data: bytes) -> RoutedExperts:
     header_end = _HEADER_AT + int.from_bytes(data[_SIZE_AT:_HEADER_AT], "little")
     header = _HEADER.fullmatch(data[_HEADER_AT:header_end])
     if not data.startswith(_MAGIC + _VERSION_1) or header is None:
-        raise RoutedExpertsInvalid("Recorded experts are not an array of small unsigned integers by token, layer and choice.")
+        raise RoutedExpertsInvalid(
+            "Recorded experts are not an array of small unsigned integers by token, layer and choice."
+        )
     tokens, layers, top_k = (int(size) for size in header.groups()[2:])
     spans = ((0, tokens),) if tokens else ()
     return RoutedExperts(layers=layers, top_k=top_k, entry_bytes=int(header[2]), spans=spans, packed=data[header_end:])

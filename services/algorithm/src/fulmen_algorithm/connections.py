@@ -188,7 +188,9 @@ class ServiceConnections:
         problems: list[str] = []
         for name in [each for each in _clusters_of(settings, trains=trains) if each != THIS_MACHINE]:
             if isinstance(self._clusters.get(name), JoinedCluster):
-                texts.append(f"Machines of cluster {name!r} join a run once it is created, so placement was not planned.")
+                texts.append(
+                    f"Machines of cluster {name!r} join a run once it is created, so placement was not planned."
+                )
                 continue
             try:
                 async with asyncio.timeout(PLAN_DEADLINE_S):

@@ -114,7 +114,10 @@ class AlgorithmServiceSettings(ServiceSettings):
         default="127.0.0.1", description="Host under which the proxy reaches the engine."
     )
     engine_port: int = Field(
-        default=0, ge=0, le=65535, description="Port of the first engine; the others use the next ports. 0 selects free ones."
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port of the first engine; the others use the next ports. 0 selects free ones.",
     )
     engine_token: SecretStr = Field(
         default=SecretStr(""),

@@ -122,7 +122,9 @@ class LlmProxySettings(ServiceSettings):
     _filed_prices: dict[str, ModelPrice] = PrivateAttr(default_factory=dict)
 
     port: int = Field(default=7201, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
-    http_port: int = Field(default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 selects a free one.")
+    http_port: int = Field(
+        default=7200, ge=0, le=65535, description="HTTP port of the model APIs; 0 selects a free one."
+    )
     metrics_port: int = Field(
         default=7202, ge=0, le=65535, description="HTTP port of /metrics, for the operator; 0 selects a free one."
     )
@@ -201,7 +203,7 @@ class LlmProxySettings(ServiceSettings):
         max_length=16,
         description='Guards that check calls, a JSON list, called in order: `[{"name": "pii", "url": '
         '"http://guard:8080/check", "phases": ["before", "after"], "deadline_s": 2, "on_failure": "refuse"}]`; '
-        'instead of `url`, `entry_point` names one of an installed package.',
+        "instead of `url`, `entry_point` names one of an installed package.",
     )
     max_request_bytes: int = Field(
         default=32 * 1024 * 1024, ge=1024, description="Largest request body, bytes; a larger one gets 413."

@@ -18,7 +18,9 @@ with without_collector():
 
 Post = Annotated[
     bool,
-    typer.Option("--post", help="Also removes what only the previous release needs: no store of that release may be running."),
+    typer.Option(
+        "--post", help="Also removes what only the previous release needs: no store of that release may be running."
+    ),
 ]
 
 main = service_cli(StoreSettings, build)

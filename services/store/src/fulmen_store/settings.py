@@ -22,7 +22,9 @@ class StoreSettings(KeyHolderSettings):
     service_name: ClassVar[str] = "store"
 
     port: int = Field(default=7101, ge=0, le=65535, description="gRPC port; 0 selects a free one.")
-    metrics_port: int = Field(default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0 selects a free one.")
+    metrics_port: int = Field(
+        default=7102, ge=0, le=65535, description="Port of /metrics over HTTP; 0 selects a free one."
+    )
     http_port: int = Field(default=7103, ge=0, le=65535, description="Port of OTLP over HTTP; 0 selects a free one.")
     database_url: SecretStr = Field(description="URL of the PostgreSQL database; it may contain a password. Secret.")
     standby_url: SecretStr = Field(

@@ -227,7 +227,9 @@ async def test_calls_over_grpc_are_judged_too(guarded: Proxy) -> None:
 @pytest.mark.usefixtures("installed")
 async def test_guards_that_cannot_be_loaded_stop_the_start_and_are_all_named(store: FakeStore) -> None:
     guards = [{"name": "one", "entry_point": "none"}, {"name": "two", "entry_point": "blocks"}]
-    with pytest.raises(StartupError, match=r"guard one: no installed package .*; guard two: .* is not an async function"):
+    with pytest.raises(
+        StartupError, match=r"guard one: no installed package .*; guard two: .* is not an async function"
+    ):
         async with running_proxy(store.target, guards=guards):
             pass
 

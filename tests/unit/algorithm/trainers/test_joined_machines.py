@@ -129,9 +129,7 @@ async def test_of_machines_that_no_longer_reach_each_other_one_is_left_out_and_a
     trainer = await RankGroupTrainer.open(setup(model_dir, 2), options)
     before = await train(trainer, rows)
     machines.part(0, 1)
-    told = (
-        rf"gpu-1 \(10.78.0.2\) is left out: it and 10.78.0.1 could not reach each other for {2 * SILENCE_S:g} s"
-    )
+    told = rf"gpu-1 \(10.78.0.2\) is left out: it and 10.78.0.1 could not reach each other for {2 * SILENCE_S:g} s"
     with pytest.raises(TrainerLost, match=told):
         await train(trainer, rows, step=1)
     door.start_machine("gpu-2", ranks=1, within=machines.within(2))

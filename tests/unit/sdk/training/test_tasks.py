@@ -77,7 +77,10 @@ def test_every_task_that_has_no_form_in_json_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
         task_lines([{"a": 1}, {"a": object()}, "text"], "tasks")
 
-    assert raised.value.problems == ("tasks[1]: object cannot be converted to JSON", "tasks[2]: must be a dict, not str")
+    assert raised.value.problems == (
+        "tasks[1]: object cannot be converted to JSON",
+        "tasks[2]: must be a dict, not str",
+    )
 
 
 @pytest.mark.parametrize(("tasks", "said"), [("tasks.xlsx", ".jsonl"), (3, "int is not a list of tasks")])

@@ -63,7 +63,8 @@ class SelectionOptions:
         bool, typer.Option("--include-failed/--no-include-failed", help="Also score outcomes of failed rollouts.")
     ] = False
     dry_run: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Score N rollouts and show old and new rewards; store nothing.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Score N rollouts and show old and new rewards; store nothing."),
     ] = None
 
     async def source(self, connection: Connection, client: Services) -> Source:

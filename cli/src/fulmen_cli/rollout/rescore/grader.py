@@ -54,7 +54,9 @@ class JudgeOptions:
         list[str] | None, typer.Option(rich_help_panel=_JUDGE, help="Dimension to score. May be repeated.")
     ] = None
     judge_min: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Lowest score, by default 0.")] = None
-    judge_max: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Highest score, by default 10.")] = None
+    judge_max: Annotated[float | None, typer.Option(rich_help_panel=_JUDGE, help="Highest score, by default 10.")] = (
+        None
+    )
     judge_samples: Annotated[
         int | None, typer.Option(rich_help_panel=_JUDGE, help="Answers per outcome; their mean is the score.")
     ] = None

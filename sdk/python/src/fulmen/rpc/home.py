@@ -56,7 +56,9 @@ def block_on(work: Coroutine[Any, Any, T]) -> T:
     """
     if _home.is_here():
         work.close()
-        raise RuntimeError("The blocking client was called inside its own event loop: use the asynchronous client there.")
+        raise RuntimeError(
+            "The blocking client was called inside its own event loop: use the asynchronous client there."
+        )
     future = _home.submit(work)
     try:
         return future.result()

@@ -44,6 +44,8 @@ async def read_resources(
             parts.append((await stub.ReadContent(part, timeout=timeout)).content)
             missing_bytes -= len(parts[-1])
             if not parts[-1]:
-                raise InternalError("The content of the version is shorter than its declared size.", resource=version.name)
+                raise InternalError(
+                    "The content of the version is shorter than its declared size.", resource=version.name
+                )
         version.content = b"".join(parts)
     return found

@@ -95,7 +95,9 @@ def bundle_summary(bundle: Bundle) -> str:
     secrets."""
     secrets = [each.name for each in bundle.left_out if each.why == SECRET]
     text = f"{len(bundle.sizes)} files, {_size(sum(bundle.sizes.values()))}"
-    return f"{text}; left out, because they may contain secrets: {', '.join(secrets[:LARGEST_SHOWN])}" if secrets else text
+    return (
+        f"{text}; left out, because they may contain secrets: {', '.join(secrets[:LARGEST_SHOWN])}" if secrets else text
+    )
 
 
 def bundle_lines(bundle: Bundle) -> list[str]:

@@ -124,7 +124,9 @@ class GrpoSettings(PolicyGradientSettings):
                 "write_behind: needs max_staleness above 0: an older version samples while one is published"
             )
         if self.write_behind and self.opponents.kind != "none":
-            raise ValueError("write_behind: past versions are used as opponents as soon as they are published; set opponents to none")
+            raise ValueError(
+                "write_behind: past versions are used as opponents as soon as they are published; set opponents to none"
+            )
         return self
 
     @model_validator(mode="after")

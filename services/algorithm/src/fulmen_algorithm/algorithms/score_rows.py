@@ -31,7 +31,9 @@ def score_tokens(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, int]:
     # Some tokenizers put a token of a space before the first character.
     good, bad = (tokenizer.encode(text, add_special_tokens=False)[-1:] for text in (GOOD, BAD))
     if not good or not bad or good == bad or tokenizer.unk_token_id in (*good, *bad):
-        raise RunFailed(f"A reward model compares the tokens of {GOOD!r} and {BAD!r}, but the tokenizer does not have them.")
+        raise RunFailed(
+            f"A reward model compares the tokens of {GOOD!r} and {BAD!r}, but the tokenizer does not have them."
+        )
     return good[0], bad[0]
 
 

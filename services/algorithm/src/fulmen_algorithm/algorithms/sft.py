@@ -119,7 +119,9 @@ class Sft:
                 f"No rollout of {name} can be trained on: no complete one has a reward of at least {minimum:g}."
             )
         if not ctx.progress.step:
-            how = f" {again} of them were tokenised again, because the policy has a different tokenizer." if again else ""
+            how = (
+                f" {again} of them were tokenised again, because the policy has a different tokenizer." if again else ""
+            )
             how += "".join(f" {count} {reason}." for reason, count in left_out.items())
             ctx.notify("info", f"{len(chosen)} rollouts of {name} give {len(rows)} rows.{how}")
         return rows

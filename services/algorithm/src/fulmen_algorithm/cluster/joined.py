@@ -59,7 +59,9 @@ class JoinedMachine(JoinedStream[pb.JoinRanksResponse]):
             async with asyncio.timeout(LOOK_DEADLINE_S):
                 return await asyncio.shield(self._unseen)
         except TimeoutError:
-            raise Unavailable(f"{self.node.name} did not report within {LOOK_DEADLINE_S:g} s which files it sees.") from None
+            raise Unavailable(
+                f"{self.node.name} did not report within {LOOK_DEADLINE_S:g} s which files it sees."
+            ) from None
 
     def start(self, count: int, ticket: Ticket) -> "asyncio.Future[str]":
         """Has it start guardians; returns what happens first: the end of one of them, or of the stream."""
@@ -117,7 +119,9 @@ class JoinedMachines:
         machines = self._machines.setdefault(training_run, {})
         name = machine.node.name
         if name in machines:
-            raise Unavailable(f"Another machine of {training_run} has the name {name}: join again, or use another name.")
+            raise Unavailable(
+                f"Another machine of {training_run} has the name {name}: join again, or use another name."
+            )
         if len(machines) >= MAX_MACHINES:
             raise QuotaExceeded(f"{training_run} has {MAX_MACHINES} machines.", quota="machines")
         machines[name] = machine

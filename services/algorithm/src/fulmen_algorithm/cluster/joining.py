@@ -66,7 +66,11 @@ class RunRanks:
         self._machines.add(training_run, machine)
         try:
             text = f"The machine {name} has joined: it runs up to {machine.node.most} ranks"
-            carried = f". Files are transferred to it and from it, because it does not see {', '.join(unseen)}" if unseen else ""
+            carried = (
+                f". Files are transferred to it and from it, because it does not see {', '.join(unseen)}"
+                if unseen
+                else ""
+            )
             self._notify(entry, "info", f"{text}{carried}.")
             await self._until_over(entry, machine)
         finally:

@@ -156,7 +156,9 @@ def draw_problems(draw: GivenDraw, *, limits: RowLimits, longest: int, vocabular
         found += problem("completion_count", f"must be 1 to {MAX_COMPLETIONS}")
     room = longest - len(draw.prompt_ids)
     if not 1 <= draw.max_tokens <= room:
-        found += problem("max_tokens", f"must be 1 to {max(room, 1)}: the model accepts {longest} tokens including the prompt")
+        found += problem(
+            "max_tokens", f"must be 1 to {max(room, 1)}: the model accepts {longest} tokens including the prompt"
+        )
     elif draw.count * (len(draw.prompt_ids) + draw.max_tokens) > limits.max_tokens:
         found += problem(
             "completion_count", f"a call may use {limits.max_tokens} tokens, prompts included: use several"

@@ -58,7 +58,9 @@ class ObjectMirror:
         try:
             return cls(from_url(url, retry_config={"max_retries": 3, "retry_timeout": RETRY_LIMIT}))
         except (BaseError, ValueError):
-            raise StartupError("The URL of run_storage, or its configuration in the environment, is not usable.") from None
+            raise StartupError(
+                "The URL of run_storage, or its configuration in the environment, is not usable."
+            ) from None
 
     async def pull_journal(self, folder: Path, *, below: int | None = None) -> int:
         """Downloads the newest journal, optionally below an epoch, unless it exists; returns its epoch, 0 for none."""

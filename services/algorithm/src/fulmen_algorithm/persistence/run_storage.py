@@ -54,9 +54,7 @@ class RunStorage:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.owner = _owner(self._state / "owner")
         except BlockingIOError:
-            raise StartupError(
-                f"Another process uses {self._state}: stop it, or choose another state_dir."
-            ) from None
+            raise StartupError(f"Another process uses {self._state}: stop it, or choose another state_dir.") from None
         except OSError as error:
             raise StartupError(f"Cannot use the state folder {self._state}: {error.strerror}.") from None
         try:

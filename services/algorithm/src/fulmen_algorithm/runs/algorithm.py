@@ -149,7 +149,9 @@ class AlgorithmSettings(RunSettings):
         if self.write_behind and self.parallel.kind != "none":
             raise ValueError("write_behind: needs parallel.kind none: ranks write their parts together, between steps")
         if self.write_behind and self.lora is not None:
-            raise ValueError("write_behind: needs all weights to be trained: adapters are small, and written immediately")
+            raise ValueError(
+                "write_behind: needs all weights to be trained: adapters are small, and written immediately"
+            )
         return self
 
     @property

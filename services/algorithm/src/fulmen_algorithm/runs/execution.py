@@ -141,7 +141,9 @@ class RunExecutor:
                 step = entry.run.step
                 lost, furthest = (1, step) if step > furthest else (lost + 1, furthest)
                 if lost == MAX_TRAINERS_LOST:
-                    raise RunFailed(f"{error.message} {lost} trainers were lost without a completed step between them.") from error
+                    raise RunFailed(
+                        f"{error.message} {lost} trainers were lost without a completed step between them."
+                    ) from error
                 entry.events.notify("warning", f"{error.message} The run resumes from its newest checkpoint.")
                 control.check()
             except OSError as error:

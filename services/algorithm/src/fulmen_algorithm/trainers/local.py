@@ -257,9 +257,7 @@ def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, dev
             bf16=wants_bf16(setup.compute, policy.ranks.device),
         )
     except (OSError, ValueError) as error:
-        text = (
-            f"The model in {setup.model_dir} cannot be used as a critic: transformers has no token classifier for its architecture."
-        )
+        text = f"The model in {setup.model_dir} cannot be used as a critic: transformers has no token classifier for its architecture."
         raise RunFailed(text) from error
 
 

@@ -234,7 +234,9 @@ class TrainerServicer(TrainerServiceServicer):
         """Publishes a version."""
         trainer = self._training(request.name)
         if request.alias and (not ID.fullmatch(request.alias) or request.alias == "latest"):
-            raise invalid(problem("alias", "must be 1 to 63 of [a-z0-9._-], and not `latest`, which moves automatically"))
+            raise invalid(
+                problem("alias", "must be 1 to 63 of [a-z0-9._-], and not `latest`, which moves automatically")
+            )
         publish = partial(self._trainers.publisher.publish, trainer, alias=request.alias)
         version = await trainer.read(_after(request), publish, saved=True)
         return pb.PublishVersionResponse(policy_version=version)
@@ -294,9 +296,7 @@ class TrainerServicer(TrainerServiceServicer):
     async def _source_problems(self, request: pb.CreateTrainerRequest, project: str) -> list[Violation]:
         policy, sources = policy_spec(request.policy), self._trainers.sources(project)
         if policy.origin is PolicyOrigin.BUILD:
-            text = (
-                "is not available for trainers: build the weights with a training run and start from its version, or upload a model"
-            )
+            text = "is not available for trainers: build the weights with a training run and start from its version, or upload a model"
             return problem("policy.build", text)
         found = await place_problems(policy, project=project, roots=sources.roots, models=sources.models)
         return found + await version_problems(policy, sources.resources)

@@ -83,7 +83,8 @@ class VersionFetcher:
             "fulmen.weight_agent.fetched.bytes", unit="By", description="Bytes of weights fetched."
         )
         self._failures = meter.create_counter(
-            "fulmen.weight_agent.peer.failures", description="Versions whose rest was fetched from the service after another agent failed."
+            "fulmen.weight_agent.peer.failures",
+            description="Versions whose rest was fetched from the service after another agent failed.",
         )
         for source in ("service", "peer"):
             self._fetched.add(0, {"source": source})

@@ -59,7 +59,9 @@ class RawTensor:
             ValueError: if they do not.
         """
         if self.words.dtype != _WORDS[_ITEM_BYTES[self.dtype]] or self.words.shape != (math.prod(self.shape),):
-            raise ValueError(f"{self.words.size} words of {self.words.dtype} do not form a {self.dtype} of {self.shape}.")
+            raise ValueError(
+                f"{self.words.size} words of {self.words.dtype} do not form a {self.dtype} of {self.shape}."
+            )
 
     @property
     def size_bytes(self) -> int:

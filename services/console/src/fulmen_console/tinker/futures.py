@@ -90,7 +90,9 @@ class Futures:
             raise QuotaExceeded("Too many answers are waiting to be fetched.", quota="futures", retry_after_s=RETRY_S)
         # So that one project fills half of it at most, two a third each, and there is always room for another one.
         if sum(own) + size_bytes > MAX_BYTES - self._bytes - size_bytes:
-            raise QuotaExceeded("The console has no capacity for the request.", quota="future_bytes", retry_after_s=RETRY_S)
+            raise QuotaExceeded(
+                "The console has no capacity for the request.", quota="future_bytes", retry_after_s=RETRY_S
+            )
         future = Future(future_id, project, size_bytes)
         self._futures[future_id] = future
         self._bytes += size_bytes

@@ -111,7 +111,9 @@ class TinkerApp:
         def take(size_bytes: int) -> None:
             nonlocal taken
             if self._reading_bytes + size_bytes > MAX_READING_BYTES:
-                raise QuotaExceeded("The console is handling too many requests.", quota="request_bytes", retry_after_s=1.0)
+                raise QuotaExceeded(
+                    "The console is handling too many requests.", quota="request_bytes", retry_after_s=1.0
+                )
             self._reading_bytes += size_bytes
             taken += size_bytes
 

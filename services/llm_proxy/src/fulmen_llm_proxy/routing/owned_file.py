@@ -148,7 +148,9 @@ def _set_problems(wanted: FileSet) -> Iterable[Violation]:
         yield from _target_problems(route, where, backends)
         for at, name in enumerate(route.fallbacks):
             if name not in routes:
-                yield Violation(field=f"{where}.fallbacks[{at}]", description=f"{name[:150]!r} is not a route of the file")
+                yield Violation(
+                    field=f"{where}.fallbacks[{at}]", description=f"{name[:150]!r} is not a route of the file"
+                )
 
 
 def _target_problems(

@@ -363,7 +363,10 @@ def _policy_problems(rollout: NewRollout) -> Iterator[tuple[str, str]]:
     if not 0 <= rollout.model_token_budget <= MAX_TOKEN_BUDGET:
         yield "policy.model_token_budget", f"is {rollout.model_token_budget}, allowed are 1 to {MAX_TOKEN_BUDGET}"
     if rollout.timeout_quantile and not 0 < rollout.timeout_quantile < 1:
-        yield "policy.attempt_timeout_quantile", f"is {rollout.timeout_quantile:g}, must be greater than 0 and less than 1"
+        yield (
+            "policy.attempt_timeout_quantile",
+            f"is {rollout.timeout_quantile:g}, must be greater than 0 and less than 1",
+        )
     if rollout.timeout_factor and not 1 <= rollout.timeout_factor <= MAX_TIMEOUT_FACTOR:
         yield "policy.attempt_timeout_factor", f"is {rollout.timeout_factor:g}, allowed are 1 to {MAX_TIMEOUT_FACTOR}"
     if rollout.timeout_factor and not rollout.timeout_quantile:

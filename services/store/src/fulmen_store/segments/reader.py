@@ -33,7 +33,9 @@ class SegmentReader:
         if not entries:
             return {}
         if self._blobs is None:
-            raise BlobMissing("Spans are in a blob storage, but none is configured for this store.", blob=_key(entries[0]))
+            raise BlobMissing(
+                "Spans are in a blob storage, but none is configured for this store.", blob=_key(entries[0])
+            )
         by_key: dict[str, list[Entry]] = {}
         for entry in sorted(entries, key=lambda each: each.start_byte):
             by_key.setdefault(_key(entry), []).append(entry)

@@ -263,7 +263,9 @@ class SpanTable:
         if chunk.blob is None:
             return chunk
         if self._blobs is None:
-            raise BlobMissing("A payload is in a blob storage, but none is configured for this store.", blob=chunk.blob.key)
+            raise BlobMissing(
+                "A payload is in a blob storage, but none is configured for this store.", blob=chunk.blob.key
+            )
         return replace(chunk, payload=await self._blobs.get(chunk.blob), blob=None)
 
 

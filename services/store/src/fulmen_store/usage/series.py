@@ -121,9 +121,7 @@ def periods_of(
     if begin >= last:
         raise malformed("end_time", "is not after start_time")
     if last - begin > MAX_PERIODS:
-        text = (
-            f"is {last - begin} periods before end_time, allowed are {MAX_PERIODS}. Use days, or a later start"
-        )
+        text = f"is {last - begin} periods before end_time, allowed are {MAX_PERIODS}. Use days, or a later start"
         raise malformed("start_time", text)
     return Periods(start=first + begin * length, length=length, count=last - begin)
 

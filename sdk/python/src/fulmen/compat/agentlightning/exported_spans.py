@@ -144,7 +144,9 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     roots = [span.span_id for span in spans if span.parent_id is None]
     roots += [parent for parent in below if parent not in parents]
     if not roots:
-        raise SpansInvalid("There are no spans." if not spans else "There is no root span: every span has a parent in the set.")
+        raise SpansInvalid(
+            "There are no spans." if not spans else "There is no root span: every span has a parent in the set."
+        )
     made = {
         span.span_id: SpanNode(
             span_id=span.span_id, name=span.name, start_s=span.start_s, end_s=span.end_s, attributes=span.attributes
@@ -180,5 +182,7 @@ def _parents(spans: Sequence[ExportedSpan]) -> dict[str, str | None]:
             twice[span.span_id] = ", below different spans"
         else:
             twice.setdefault(span.span_id, "")
-    _refuse("These spans do not form a tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()])
+    _refuse(
+        "These spans do not form a tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()]
+    )
     return parents

@@ -89,7 +89,9 @@ class LitAgent(Generic[T]):
         """
         context = context if context is not None else current()
         if context is None:
-            raise NotInAttempt("No attempt is running here: call `rollout`, or run the agent with `fulmen agent check`.")
+            raise NotInAttempt(
+                "No attempt is running here: call `rollout`, or run the agent with `fulmen agent check`."
+            )
         given = task[WRAPPED_TASK] if isinstance(task, Mapping) and task.keys() == {WRAPPED_TASK} else task
         record = _rollout_of(given, context)
         kind = "validation" if record.mode == "val" else "training"

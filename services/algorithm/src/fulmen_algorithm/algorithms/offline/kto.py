@@ -50,7 +50,9 @@ class KtoSettings(AnswerSettings):
     @model_validator(mode="after")
     def _prompts_have_other_answers(self) -> Self:
         if self.batch_size < 2:
-            raise ValueError("batch_size: must be 2 or more, because each prompt is also measured with the answer to another prompt")
+            raise ValueError(
+                "batch_size: must be 2 or more, because each prompt is also measured with the answer to another prompt"
+            )
         return self
 
 

@@ -173,7 +173,9 @@ def rendered_hint(tokenizer: "PreTrainedTokenizerBase", hint: str) -> list[int]:
             [{"role": "system", "content": hint}], add_generation_prompt=False, tokenize=True, return_dict=False
         )  # type: ignore[assignment]  # one conversation, tokenised, gives a list of ids
     except TemplateError as error:
-        raise RunFailed(f"The chat template of the policy does not accept a system message with a hint: {error}") from error
+        raise RunFailed(
+            f"The chat template of the policy does not accept a system message with a hint: {error}"
+        ) from error
     return ids
 
 

@@ -108,15 +108,13 @@ class RunGpus:
         self._held.pop(run, None)
 
     def _without_gpus(self, settings: RunSettings, parts: Sequence[Part]) -> str:
-        why = (
-            "are unknown (nvidia-smi does not answer)"
-            if self._has_gpus
-            else "are not used (FULMEN_ALGORITHM_DEVICE)"
-        )
+        why = "are unknown (nvidia-smi does not answer)" if self._has_gpus else "are not used (FULMEN_ALGORITHM_DEVICE)"
         named = [f"{part.name}: GPUs are named, but the GPUs of this machine {why}" for part in parts if part.gpus]
         if isinstance(settings, AlgorithmSettings) and not (self._has_gpus and settings.cluster not in _HERE):
             asked = [model for model, gpus in settings.parallel.beside.items() if gpus == OWN]
-            named += [f"the {model}: GPUs of its own are requested, but the GPUs of this machine {why}" for model in asked]
+            named += [
+                f"the {model}: GPUs of its own are requested, but the GPUs of this machine {why}" for model in asked
+            ]
         if named:
             raise PlacementRefused(named)
         return UNKNOWN if self._has_gpus and parts else ""

@@ -86,9 +86,7 @@ class KubernetesLauncher:
                 nodes = [node async for node in cluster.nodes()]
                 usable = usable_nodes(nodes, self._settings)
                 if not usable:
-                    why = (
-                        f"none of {len(nodes)} nodes has the labels of node_selector and only tolerated taints"
-                    )
+                    why = f"none of {len(nodes)} nodes has the labels of node_selector and only tolerated taints"
                     raise PlacementRefused([why])
                 return room_of(usable, await _requested(cluster), self._settings)
         except KubernetesError as error:

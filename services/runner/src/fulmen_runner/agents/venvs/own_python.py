@@ -99,7 +99,9 @@ def built_venv(folder: Path, modules: ModulePaths) -> Venv:
 
 
 def _found(path: Path, modules: ModulePaths) -> Venv:
-    hint = "Runners on other machines do not have it: give `requirements` instead, or require a label of runners that do"
+    hint = (
+        "Runners on other machines do not have it: give `requirements` instead, or require a label of runners that do"
+    )
     try:
         with (path / CONFIGURATION).open("rb") as file:
             text = file.read(_MAX_CONFIGURATION_BYTES).decode(errors="replace")

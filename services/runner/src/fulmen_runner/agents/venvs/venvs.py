@@ -157,7 +157,9 @@ class VenvMetrics(Collector):
         yield had
         cache = self._venvs.cache
         yield CounterMetricFamily(
-            "fulmen_runner_venvs_evicted", "Virtual environments deleted to make space for others.", value=cache.evicted_count
+            "fulmen_runner_venvs_evicted",
+            "Virtual environments deleted to make space for others.",
+            value=cache.evicted_count,
         )
         yield GaugeMetricFamily(
             "fulmen_runner_venvs_bytes", "Size of the virtual environments at the last build.", value=cache.size_bytes

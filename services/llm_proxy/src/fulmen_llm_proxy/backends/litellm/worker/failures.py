@@ -48,7 +48,9 @@ def failure_of(error: BaseException, call: Call, provider: str) -> CallFailed:
     if isinstance(error, litellm.UnsupportedParamsError):
         named = _PARAMETERS.search(str(error))
         names = ", ".join(re.findall(r"\w+", (named.group(1) or named.group(2)) if named else "")) or "some"
-        text = f"{provider} does not accept the parameters: {names}. With `drop_params` of the backend they are dropped."
+        text = (
+            f"{provider} does not accept the parameters: {names}. With `drop_params` of the backend they are dropped."
+        )
         return CallFailed(400, "unsupported_parameters", text)
     if call.late or isinstance(error, litellm.Timeout):
         return CallFailed(504, "vendor_timeout", f"{provider} did not answer in time.")

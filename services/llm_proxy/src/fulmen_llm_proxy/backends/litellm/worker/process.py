@@ -64,7 +64,9 @@ def _prepared(config: Mapping[str, Any]) -> Any:
     session = vendor_session(egress.origins, Limits(**config["limits"]))
     AsyncHTTPHandler.create_client = lambda *_, **__: session
     if AsyncHTTPHandler().client is not session:
-        raise ValueError("this release of LiteLLM creates its own HTTP clients; install the release of tools/litellm.txt")
+        raise ValueError(
+            "this release of LiteLLM creates its own HTTP clients; install the release of tools/litellm.txt"
+        )
     litellm.aclient_session = session
     litellm.telemetry = False
     litellm.suppress_debug_info = True
