@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class ExternalScalerStub(object):
-    """Tells KEDA how many runners to keep.
+    """Reports to KEDA how many runners are needed.
 
-    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
+    KEDA sends no authorization header: the token is passed as `token` or `tokenFromEnv` in `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`
@@ -64,9 +64,9 @@ class ExternalScalerStub(object):
 
 
 class ExternalScalerServicer(object):
-    """Tells KEDA how many runners to keep.
+    """Reports to KEDA how many runners are needed.
 
-    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
+    KEDA sends no authorization header: the token is passed as `token` or `tokenFromEnv` in `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`
@@ -74,28 +74,29 @@ class ExternalScalerServicer(object):
     """
 
     def IsActive(self, request, context):
-        """Tells whether any runner is wanted.
+        """Returns whether any runner is needed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamIsActive(self, request, context):
-        """Tells at once and whenever it changes whether any runner is wanted. The server closes only to drain.
+        """Streams whether any runner is needed: immediately, and whenever it changes. The server closes the stream only
+        while draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetricSpec(self, request, context):
-        """Names the metric and what of it one runner bears.
+        """Returns the name of the metric and its target value per runner.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetMetrics(self, request, context):
-        """Measures the metric.
+        """Returns the current value of the metric.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,9 +134,9 @@ def add_ExternalScalerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExternalScaler(object):
-    """Tells KEDA how many runners to keep.
+    """Reports to KEDA how many runners are needed.
 
-    KEDA sends no authorization header: the token comes as `token` or `tokenFromEnv` of `scalerMetadata`.
+    KEDA sends no authorization header: the token is passed as `token` or `tokenFromEnv` in `scalerMetadata`.
 
     Errors of every rpc: `UNAUTHENTICATED` (`TOKEN_INVALID`); `PERMISSION_DENIED` (`PERMISSION_DENIED`);
     `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): a key of `scalerMetadata` is unknown or its value malformed; `UNAVAILABLE`

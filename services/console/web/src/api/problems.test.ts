@@ -85,8 +85,7 @@ test("an error of a reverse proxy is not taken for one of the console", () => {
   expect(shown(Code.Unavailable, { said: "HTTP 502" }).message).toMatch(/reverse proxy, does not reach it/);
   expect(shown(Code.PermissionDenied, { said: "HTTP 403" }).message).toMatch(/reverse proxy, refused/);
   expect(
-    shown(Code.NotFound, { said: "This address does not exist.", call: ["fulmen.algorithm.v1.X", "List"] })
-      .message,
+    shown(Code.NotFound, { said: "This address does not exist.", call: ["fulmen.algorithm.v1.X", "List"] }).message,
   ).toBe("This console is not connected to the algorithm service. Its operator can change that.");
 });
 

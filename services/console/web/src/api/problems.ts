@@ -148,8 +148,7 @@ function sentences(failure: Failure, next: Next): string {
         return `This console is not connected to ${who.replace("The", "the")}. Its operator can change that.`;
       return `${plain(said)} It may have been deleted, or belong to another project.`;
     case Code.InvalidArgument:
-      if (isAddress(failure))
-        return "This address does not exist. Look whether a part of it is missing or mistyped.";
+      if (isAddress(failure)) return "This address does not exist. Look whether a part of it is missing or mistyped.";
       if (!reason) return "The page is older or newer than the console. Reload it.";
       return /malformed/.test(said) ? `${who} does not accept this.` : plain(said);
     case Code.Unimplemented:

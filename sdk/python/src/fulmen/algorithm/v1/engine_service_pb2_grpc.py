@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class EngineServiceStub(object):
-    """Takes engines of other machines into the service of a training run's policy.
+    """Lets engines on other machines serve a training run's policy.
 
-    Beside such an engine runs its weight agent, `fulmen-weight-agent`. It opens the stream with a token of role ENGINE, which names
-    the run, fetches each version of the policy from `WeightService`, and says when its engine has it. The LLM proxy calls the
-    engine by its address from its first version on, until the stream ends.
+    A weight agent, `fulmen-weight-agent`, runs beside each such engine. It opens the stream with a token of role ENGINE, which
+    names the run, fetches each version of the policy from `WeightService`, and reports when its engine has loaded it. The LLM
+    proxy calls the engine by its address from its first version on, until the stream ends.
     """
 
     def __init__(self, channel):
@@ -47,25 +47,26 @@ class EngineServiceStub(object):
 
 
 class EngineServiceServicer(object):
-    """Takes engines of other machines into the service of a training run's policy.
+    """Lets engines on other machines serve a training run's policy.
 
-    Beside such an engine runs its weight agent, `fulmen-weight-agent`. It opens the stream with a token of role ENGINE, which names
-    the run, fetches each version of the policy from `WeightService`, and says when its engine has it. The LLM proxy calls the
-    engine by its address from its first version on, until the stream ends.
+    A weight agent, `fulmen-weight-agent`, runs beside each such engine. It opens the stream with a token of role ENGINE, which
+    names the run, fetches each version of the policy from `WeightService`, and reports when its engine has loaded it. The LLM
+    proxy calls the engine by its address from its first version on, until the stream ends.
     """
 
     def JoinEngine(self, request_iterator, context):
         """Serves the run's policy with an engine, for as long as the stream is open.
 
         The agent sends `hello` first, and `status` at least every five seconds. The service sends one `load` at a time; the agent
-        answers it with `loaded` or `refused`, and before that with any number of `gate` calls, of which each is answered by
-        `gate_done`. An answer to an order that is not the last is ignored.
+        answers it with `loaded` or `refused`, after any number of `gate` calls, each of which is answered by `gate_done`. An
+        answer to any order but the last is ignored.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of the hello is listed in `google.rpc.BadRequest`;
-        `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): no such run, or the token is another run's; `FAILED_PRECONDITION`
-        (`TRAINING_RUN_STATE_INVALID`): the run has ended; `ALREADY_EXISTS` (`ENGINE_EXISTS`): another engine of the run has
-        the id; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the policy has 64 engines; `UNAVAILABLE` (`UNAVAILABLE`, `DRAINING`): the run serves nothing yet, another service runs it, its owner may
-        change, or the engine was silent for too long: join again after a while.
+        `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): no such run, or the token is for another run; `FAILED_PRECONDITION`
+        (`TRAINING_RUN_STATE_INVALID`): the run has ended; `ALREADY_EXISTS` (`ENGINE_EXISTS`): another engine of the run has the
+        id; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the policy has 64 engines; `UNAVAILABLE` (`UNAVAILABLE`, `DRAINING`): the run
+        serves nothing yet, another service runs it, its owner may change, or the engine was silent for too long: join again after
+        a while.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,11 +89,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService(object):
-    """Takes engines of other machines into the service of a training run's policy.
+    """Lets engines on other machines serve a training run's policy.
 
-    Beside such an engine runs its weight agent, `fulmen-weight-agent`. It opens the stream with a token of role ENGINE, which names
-    the run, fetches each version of the policy from `WeightService`, and says when its engine has it. The LLM proxy calls the
-    engine by its address from its first version on, until the stream ends.
+    A weight agent, `fulmen-weight-agent`, runs beside each such engine. It opens the stream with a token of role ENGINE, which
+    names the run, fetches each version of the policy from `WeightService`, and reports when its engine has loaded it. The LLM
+    proxy calls the engine by its address from its first version on, until the stream ends.
     """
 
     @staticmethod

@@ -87,8 +87,8 @@ class GradientExchangeServiceServicer(object):
     def Join(self, request, context):
         """Adds the caller to the members of a run's exchange, or renews its lease. Idempotent by `incarnation`.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from those of the run, with every difference
-        listed in `google.rpc.BadRequest`, or sizes exceed the server's limits. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`):
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the terms differ from the terms of the run (every difference is
+        listed in `google.rpc.BadRequest`), or sizes exceed the server's limits. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`):
         the server's limit of shards is reached. `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the rank requests a
         round whose sums are no longer retained, or has sums unknown to the server and the other ranks, and needs the
         weights of a newer checkpoint or of another rank; or another process has replaced it.
@@ -112,7 +112,7 @@ class GradientExchangeServiceServicer(object):
         `DEADLINE_EXCEEDED`: the first message did not arrive in time. `UNAVAILABLE`: the server does not know the
         exchange, or does not know this process as a member (join again); the server is shutting down; or the rank does not
         read its stream. `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the server has no memory for a payload. `INTERNAL`: a sum
-        could not be computed, nor will later ones until the ranks are restarted.
+        could not be computed, and no later sum will be until the ranks are restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class RankServiceStub(object):
-    """Takes machines that no cluster manages as places for the ranks of a training run.
+    """Lets machines that no cluster manages run ranks of a training run.
 
-    On such a machine runs `fulmen-rank`. It opens the stream with a token of role RANK, which names the run, and starts the
-    guardians of ranks when the service says so. Everything else that is said of ranks goes over the guardians' own
-    connections, which they prove to be of the group by its ticket.
+    `fulmen-rank` runs on such a machine. It opens the stream with a token of role RANK, which names the run, and starts the
+    guardians of ranks when the service orders it. All other communication about ranks uses the guardians' own connections,
+    which are authenticated by the ticket of the group.
     """
 
     def __init__(self, channel):
@@ -47,11 +47,11 @@ class RankServiceStub(object):
 
 
 class RankServiceServicer(object):
-    """Takes machines that no cluster manages as places for the ranks of a training run.
+    """Lets machines that no cluster manages run ranks of a training run.
 
-    On such a machine runs `fulmen-rank`. It opens the stream with a token of role RANK, which names the run, and starts the
-    guardians of ranks when the service says so. Everything else that is said of ranks goes over the guardians' own
-    connections, which they prove to be of the group by its ticket.
+    `fulmen-rank` runs on such a machine. It opens the stream with a token of role RANK, which names the run, and starts the
+    guardians of ranks when the service orders it. All other communication about ranks uses the guardians' own connections,
+    which are authenticated by the ticket of the group.
     """
 
     def JoinRanks(self, request_iterator, context):
@@ -61,9 +61,9 @@ class RankServiceServicer(object):
         `fulmen-rank` sends `status` when it changes, and at least as often as `look` says. The service sends `start` only to a
         machine on which no guardian runs. Guardians continue when the stream ends, as long as they reach the service.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of the hello, and everything in which the machine
-        differs from the service, is listed in `google.rpc.BadRequest`; `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): no such run, or
-        the token is another run's; `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the run has ended, or its ranks are on no
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of the hello, and every difference between the machine and
+        the service, is listed in `google.rpc.BadRequest`; `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): no such run, or the token is
+        for another run; `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`): the run has ended, or its ranks are not on a
         cluster of kind `joined`; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the run has 1024 machines; `UNAVAILABLE`
         (`UNAVAILABLE`, `DRAINING`): another machine of the run has the name, another service runs it, its owner may change, or
         the machine was silent for too long: join again after a while.
@@ -89,11 +89,11 @@ def add_RankServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RankService(object):
-    """Takes machines that no cluster manages as places for the ranks of a training run.
+    """Lets machines that no cluster manages run ranks of a training run.
 
-    On such a machine runs `fulmen-rank`. It opens the stream with a token of role RANK, which names the run, and starts the
-    guardians of ranks when the service says so. Everything else that is said of ranks goes over the guardians' own
-    connections, which they prove to be of the group by its ticket.
+    `fulmen-rank` runs on such a machine. It opens the stream with a token of role RANK, which names the run, and starts the
+    guardians of ranks when the service orders it. All other communication about ranks uses the guardians' own connections,
+    which are authenticated by the ticket of the group.
     """
 
     @staticmethod

@@ -31,13 +31,14 @@ class TrainerServiceStub(object):
     readers, too. docs/trainers.md explains it with examples.
 
     Calls of one trainer are carried out one after the other. `ForwardBackward` and `OptimStep` change it, and each has a
-    `sequence`: 1 for the first, then one more each. A call whose `sequence` is that of the last one is not carried out
-    again: it gets the same answer. So a caller whose answer was lost sends the same call again. Any other number than the
-    next one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata say where the trainer stands.
+    `sequence`: 1 for the first, then one more each. A call with the `sequence` of the last one is not carried out again
+    but gets the same answer, so a caller that lost an answer sends the same call again. Any number other than the next
+    one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata contain the trainer's sequence and step.
 
-    What `SaveCheckpoint` has acknowledged survives everything. So does every acknowledged `OptimStep` of a trainer with
-    `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from what was saved last;
-    the next call of a caller who has seen more is refused with `TRAINER_SEQUENCE_INVALID`, and what was lost is sent again.
+    A state that `SaveCheckpoint` has acknowledged survives every crash. So does every acknowledged `OptimStep` of a trainer
+    with `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from the last saved
+    state; if calls after that state were lost, the caller's next call is refused with `TRAINER_SEQUENCE_INVALID`, and the
+    caller sends the lost calls again.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `UNAVAILABLE`
     (`RUN_STORAGE_UNAVAILABLE`, `DRAINING`), and rpcs that name a trainer with `NOT_FOUND` (`TRAINER_NOT_FOUND`), which also
@@ -110,13 +111,14 @@ class TrainerServiceServicer(object):
     readers, too. docs/trainers.md explains it with examples.
 
     Calls of one trainer are carried out one after the other. `ForwardBackward` and `OptimStep` change it, and each has a
-    `sequence`: 1 for the first, then one more each. A call whose `sequence` is that of the last one is not carried out
-    again: it gets the same answer. So a caller whose answer was lost sends the same call again. Any other number than the
-    next one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata say where the trainer stands.
+    `sequence`: 1 for the first, then one more each. A call with the `sequence` of the last one is not carried out again
+    but gets the same answer, so a caller that lost an answer sends the same call again. Any number other than the next
+    one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata contain the trainer's sequence and step.
 
-    What `SaveCheckpoint` has acknowledged survives everything. So does every acknowledged `OptimStep` of a trainer with
-    `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from what was saved last;
-    the next call of a caller who has seen more is refused with `TRAINER_SEQUENCE_INVALID`, and what was lost is sent again.
+    A state that `SaveCheckpoint` has acknowledged survives every crash. So does every acknowledged `OptimStep` of a trainer
+    with `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from the last saved
+    state; if calls after that state were lost, the caller's next call is refused with `TRAINER_SEQUENCE_INVALID`, and the
+    caller sends the lost calls again.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `UNAVAILABLE`
     (`RUN_STORAGE_UNAVAILABLE`, `DRAINING`), and rpcs that name a trainer with `NOT_FOUND` (`TRAINER_NOT_FOUND`), which also
@@ -152,18 +154,18 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTrainer(self, request, context):
-        """Deletes a trainer with its checkpoints; versions that it published stay. Idempotent: succeeds if there is none. A call
-        in progress is finished first.
+        """Deletes a trainer with its checkpoints; versions that it published are kept. Idempotent: succeeds if the trainer does
+        not exist. A call in progress is finished first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForwardBackward(self, request, context):
-        """Computes the loss of rows and adds its gradient to those of earlier calls since the last `OptimStep`.
+        """Computes the loss of rows and adds its gradient to the gradients of earlier calls since the last `OptimStep`.
 
-        The loss is the sum over all tokens of `weight` times the token's term, so the gradients of two calls are those of one
-        call with the rows of both; `OptimStep` makes a mean of it. A call that fails adds nothing.
+        The loss is the sum over all tokens of `weight` times the token's term, so two calls give the same gradient as one
+        call with the rows of both; `OptimStep` divides it to a mean. A call that fails adds nothing.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): lists every problem of the rows; `FAILED_PRECONDITION`
         (`TRAINER_SEQUENCE_INVALID`).
@@ -173,7 +175,7 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OptimStep(self, request, context):
-        """Takes one step of AdamW with the gradient of all calls since the last step, and drops it.
+        """Takes one step of AdamW with the gradient of all calls since the last step, and then clears the gradient.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`), also if no token has a weight since the last step;
         `FAILED_PRECONDITION` (`TRAINER_SEQUENCE_INVALID`).
@@ -183,7 +185,7 @@ class TrainerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Sample(self, request, context):
-        """Samples completions of a prompt with the present weights. Changes nothing.
+        """Samples completions of a prompt with the current weights. Changes nothing.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`TRAINER_SEQUENCE_INVALID`).
         """
@@ -205,15 +207,15 @@ class TrainerServiceServicer(object):
         survives a crash. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`TRAINER_SEQUENCE_INVALID`); `RESOURCE_EXHAUSTED`
-        (`QUOTA_EXCEEDED`): `metadata.quota` is `trainer_checkpoints`: save under a name that is there, which replaces it; or
-        `trainer_bytes`: delete trainers.
+        (`QUOTA_EXCEEDED`): `metadata.quota` is `trainer_checkpoints`: save under an existing name, which replaces that
+        checkpoint; or `trainer_bytes`: delete trainers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishVersion(self, request, context):
-        """Publishes the present weights as a version of the policy, like one of a training run: it can be served, evaluated,
+        """Publishes the current weights as a version of the policy, like a version of a training run: it can be served, evaluated,
         downloaded and trained further. Idempotent: the same weights of the same step get the same version. Saves the state first.
 
         Errors: `FAILED_PRECONDITION` (`TRAINER_SEQUENCE_INVALID`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
@@ -289,13 +291,14 @@ class TrainerService(object):
     readers, too. docs/trainers.md explains it with examples.
 
     Calls of one trainer are carried out one after the other. `ForwardBackward` and `OptimStep` change it, and each has a
-    `sequence`: 1 for the first, then one more each. A call whose `sequence` is that of the last one is not carried out
-    again: it gets the same answer. So a caller whose answer was lost sends the same call again. Any other number than the
-    next one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata say where the trainer stands.
+    `sequence`: 1 for the first, then one more each. A call with the `sequence` of the last one is not carried out again
+    but gets the same answer, so a caller that lost an answer sends the same call again. Any number other than the next
+    one is refused with `TRAINER_SEQUENCE_INVALID`, whose metadata contain the trainer's sequence and step.
 
-    What `SaveCheckpoint` has acknowledged survives everything. So does every acknowledged `OptimStep` of a trainer with
-    `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from what was saved last;
-    the next call of a caller who has seen more is refused with `TRAINER_SEQUENCE_INVALID`, and what was lost is sent again.
+    A state that `SaveCheckpoint` has acknowledged survives every crash. So does every acknowledged `OptimStep` of a trainer
+    with `autosave_steps` 1. After the service or the trainer's process was killed, a trainer continues from the last saved
+    state; if calls after that state were lost, the caller's next call is refused with `TRAINER_SEQUENCE_INVALID`, and the
+    caller sends the lost calls again.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `UNAVAILABLE`
     (`RUN_STORAGE_UNAVAILABLE`, `DRAINING`), and rpcs that name a trainer with `NOT_FOUND` (`TRAINER_NOT_FOUND`), which also

@@ -133,9 +133,9 @@ class TrainingRunServiceServicer(object):
 
     def PlanTrainingRun(self, request, context):
         """Plans which GPUs of this service's machine a run, and the stages that follow it, would get if no other run held any, and
-        where its ranks and engines would be on clusters, which are asked what they have. A cluster that does not answer in 30 s is
-        named. Also says what earlier runs of the project with the same algorithm, model and settings measured. Inputs are not
-        read; nothing is created or kept.
+        where its ranks and engines would run on clusters, whose resources are queried. A cluster that does not answer within 30 s
+        is reported as a problem. Also returns what earlier runs of the project with the same algorithm, model and settings
+        measured. Inputs are not read; nothing is created or kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,15 +175,16 @@ class TrainingRunServiceServicer(object):
     def ResumeTrainingRun(self, request, context):
         """Resumes a paused run when a run slot is free; cancels a pause that has not taken effect. Idempotent.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `pause_at_step` is not after the steps that the run has done; `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): `pause_at_step` is not after the steps that the run has completed;
+        `FAILED_PRECONDITION` (`TRAINING_RUN_STATE_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrainingRun(self, request, context):
-        """Cancels a run and its rollouts; the stages after it do not begin. In place of a stage that has ended, a later one is
-        cancelled, and in place of one that has not begun, the one that it waits for. Idempotent.
+        """Cancels a run and its rollouts; the stages after it do not begin. If the named stage has ended, a later stage is
+        cancelled; if it has not begun, the stage that it waits for is. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,8 +227,8 @@ class TrainingRunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPromptCandidates(self, request, context):
-        """Lists the prompts that a run has searched through, as of its newest checkpoint, in the order in which they were made.
-        The list is empty for a run that searches none.
+        """Lists the candidates of a run's prompt search, as of its newest checkpoint, in the order in which they were created.
+        The list is empty for a run that does not search prompts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,17 +26,17 @@ if _version_not_supported:
 
 
 class WeightServiceStub(object):
-    """Brings folders of weights to a deployment and from it. Requires a client, service or admin token of the project;
+    """Uploads folders of weights to a deployment and downloads them from it. Requires a client, service or admin token of the project;
     `ListModels` is open to readers, too.
 
     A model is a folder of files in the format of `transformers`: weights as safetensors, everything else as text. It is
     named by the digest of its manifest, so a folder that is uploaded twice is stored once in its project. A training run
     starts from it by `PolicySpec.base`, `model:{digest}` or `model:{alias}`.
 
-    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
-    (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
-    only after (4).
+    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`); (2)
+    `BeginUpload`; (3) send what `missing` lists with `UploadChunks`, in one stream or in several at the same time; (4)
+    `CommitUpload`. If a call fails, continue at (2): its answer lists how much has arrived. The model exists only
+    after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.
@@ -90,17 +90,17 @@ class WeightServiceStub(object):
 
 
 class WeightServiceServicer(object):
-    """Brings folders of weights to a deployment and from it. Requires a client, service or admin token of the project;
+    """Uploads folders of weights to a deployment and downloads them from it. Requires a client, service or admin token of the project;
     `ListModels` is open to readers, too.
 
     A model is a folder of files in the format of `transformers`: weights as safetensors, everything else as text. It is
     named by the digest of its manifest, so a folder that is uploaded twice is stored once in its project. A training run
     starts from it by `PolicySpec.base`, `model:{digest}` or `model:{alias}`.
 
-    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
-    (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
-    only after (4).
+    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`); (2)
+    `BeginUpload`; (3) send what `missing` lists with `UploadChunks`, in one stream or in several at the same time; (4)
+    `CommitUpload`. If a call fails, continue at (2): its answer lists how much has arrived. The model exists only
+    after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.
@@ -111,38 +111,39 @@ class WeightServiceServicer(object):
     """
 
     def BeginUpload(self, request, context):
-        """Begins or continues an upload: says what the service lacks. Idempotent. Files of which all bytes had arrived when their
-        stream broke are completed first, which reads them.
+        """Begins or continues an upload, and returns what the service lacks. Idempotent. If all bytes of a file had arrived when
+        its stream broke, the file is read and completed first.
 
         Equal files of other models of the project are not sent again. An upload is removed when nothing of it arrives for an
         hour (a setting); until then its whole size counts against the project's quota.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): every problem of the manifest is listed in `google.rpc.BadRequest`,
         nothing was begun; `ALREADY_EXISTS` (`MODEL_EXISTS`): the alias belongs to another model; `RESOURCE_EXHAUSTED`
-        (`QUOTA_EXCEEDED`): `metadata.quota` is `upload_bytes`, `model_bytes`, `model_files`, `model_aliases`, `models`,
-        `uploads` or `transfers` (retry after the delay); `ABORTED` (`UPLOAD_DAMAGED`): all bytes of a file had arrived, and it does not have its SHA-256.
+        (`QUOTA_EXCEEDED`): `metadata.quota` is `upload_bytes`, `model_bytes`, `model_files`, `model_aliases`, `models`, `uploads`
+        or `transfers` (retry after the delay); `ABORTED` (`UPLOAD_DAMAGED`): all bytes of a file had arrived, but its SHA-256 does
+        not match.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UploadChunks(self, request_iterator, context):
-        """Receives chunks of files. What the answer acknowledges survives a crash; what was sent before an error mostly does.
+        """Receives chunks of files. Acknowledged bytes survive a crash; most bytes sent before an error do, too.
 
         A file is compared with its SHA-256 when its last byte arrives. If they differ, its bytes are dropped.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `FAILED_PRECONDITION` (`UPLOAD_OFFSET_INVALID`): the chunk does not
-        continue the file, or another stream has begun to send the same file; `ABORTED` (`UPLOAD_DAMAGED`): a file does not
-        have its SHA-256; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the delay;
-        `DEADLINE_EXCEEDED` (`DEADLINE_EXCEEDED`): no chunk arrived for five minutes. After each of the last four call
-        `BeginUpload`, and send what is missing.
+        continue the file, or another stream has begun to send the same file; `ABORTED` (`UPLOAD_DAMAGED`): the SHA-256 of a
+        file does not match; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the
+        delay; `DEADLINE_EXCEEDED` (`DEADLINE_EXCEEDED`): no chunk arrived for five minutes. After each of the last four,
+        call `BeginUpload` and send what is missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CommitUpload(self, request, context):
-        """Makes a complete upload a model of the project, at once and as a whole. Idempotent: a model that is there is returned.
+        """Makes a complete upload a model of the project, atomically. Idempotent: a model that exists is returned.
 
         Errors: `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): lists each file with what is missing; `ALREADY_EXISTS`
         (`MODEL_EXISTS`): the alias belongs to another model.
@@ -159,7 +160,7 @@ class WeightServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteModel(self, request, context):
-        """Deletes a model with its aliases, or an upload that is not committed. Idempotent: succeeds if there is none.
+        """Deletes a model with its aliases, or an upload that is not committed. Idempotent: succeeds if it does not exist.
 
         Errors: `FAILED_PRECONDITION` (`MODEL_IN_USE`): a run that has not ended, or a trainer, starts from it.
         """
@@ -169,7 +170,7 @@ class WeightServiceServicer(object):
 
     def GetWeights(self, request, context):
         """Returns the manifest of a model, or of the weights of a policy version. For a version the service reads all files,
-        and puts weights together that were published as a difference: allow minutes for large ones.
+        and assembles weights that were published as a difference: allow minutes for large ones.
 
         Errors: `NOT_FOUND` (`RESOURCE_NOT_FOUND`): there is no such version; `NOT_FOUND` (`MODEL_NOT_FOUND`): its weights are gone;
         `FAILED_PRECONDITION` (`WEIGHTS_UNAVAILABLE`): the version does not have weights of this form.
@@ -181,11 +182,11 @@ class WeightServiceServicer(object):
     def DownloadChunks(self, request, context):
         """Sends a range of a file.
 
-        Weight agents of a run offer this rpc to each other, with a key instead of a token (`EngineHello.peer_key`). They need
-        `size_bytes`, send what they are still fetching themselves as it arrives, and answer `NOT_FOUND` (`MODEL_NOT_FOUND`) for what
-        they do not have.
+        Weight agents of a run offer this rpc to each other, with a key instead of a token (`EngineHello.peer_key`). They require
+        `size_bytes`, pass on files that they are still fetching as the bytes arrive, and answer `NOT_FOUND` (`MODEL_NOT_FOUND`)
+        for files that they do not have.
 
-        Errors: those of `GetWeights`; `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the range is not in the file;
+        Errors: as `GetWeights`; `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the range is not in the file;
         `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): too many transfers at the same time, retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -239,17 +240,17 @@ def add_WeightServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WeightService(object):
-    """Brings folders of weights to a deployment and from it. Requires a client, service or admin token of the project;
+    """Uploads folders of weights to a deployment and downloads them from it. Requires a client, service or admin token of the project;
     `ListModels` is open to readers, too.
 
     A model is a folder of files in the format of `transformers`: weights as safetensors, everything else as text. It is
     named by the digest of its manifest, so a folder that is uploaded twice is stored once in its project. A training run
     starts from it by `PolicySpec.base`, `model:{digest}` or `model:{alias}`.
 
-    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`);
-    (2) `BeginUpload`; (3) send what `missing` says with `UploadChunks`, in one stream or in several at the same time;
-    (4) `CommitUpload`. If a call breaks off, begin again at (2): its answer says how much has arrived. The model exists
-    only after (4).
+    To upload a folder: (1) list its files with sizes and SHA-256, and compute the digest (see `BeginUpload`); (2)
+    `BeginUpload`; (3) send what `missing` lists with `UploadChunks`, in one stream or in several at the same time; (4)
+    `CommitUpload`. If a call fails, continue at (2): its answer lists how much has arrived. The model exists only
+    after (4).
 
     To download: (1) `GetWeights`; (2) `DownloadChunks` for each file, after a broken stream with the `offset` that you have
     reached; (3) compare each file's SHA-256.

@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class BackendServiceStub(object):
-    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Changes require a service or admin token.
+    """Manages backends. Changes are written to the store and applied by every replica; a response means that this replica
+    has applied the change. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
-    `key_name`, `headers`, `health_path` and limits.
+    With tokens of role `client` or `reader`, only the backends of routes that the project may use are returned, without
+    `base_url`, `region`, `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
@@ -86,11 +86,11 @@ class BackendServiceStub(object):
 
 
 class BackendServiceServicer(object):
-    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Changes require a service or admin token.
+    """Manages backends. Changes are written to the store and applied by every replica; a response means that this replica
+    has applied the change. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
-    `key_name`, `headers`, `health_path` and limits.
+    With tokens of role `client` or `reader`, only the backends of routes that the project may use are returned, without
+    `base_url`, `region`, `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither
@@ -220,11 +220,11 @@ def add_BackendServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class BackendService(object):
-    """Manages backends. Writes go through the store, so that every replica follows; a response means that this replica
-    does. Changes require a service or admin token.
+    """Manages backends. Changes are written to the store and applied by every replica; a response means that this replica
+    has applied the change. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the backends of the routes that their project may use, without `base_url`, `region`,
-    `key_name`, `headers`, `health_path` and limits.
+    With tokens of role `client` or `reader`, only the backends of routes that the project may use are returned, without
+    `base_url`, `region`, `key_name`, `headers`, `health_path` and limits.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A backend that a file owns, see `RouteService.ApplyFile`, is neither

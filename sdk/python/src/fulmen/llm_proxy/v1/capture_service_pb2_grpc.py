@@ -49,9 +49,9 @@ class CaptureServiceServicer(object):
     """
 
     def FlushCaptures(self, request, context):
-        """Waits until the store has acknowledged every span of the attempts, whichever proxy served them, or until shortly before
-        the deadline of the call (`flushed` is then false). Any proxy answers for all. Idempotent. A proxy keeps its own part of a
-        summary for 10 minutes after the attempt's last call or flush.
+        """Waits until the store has acknowledged every span of the attempts, whichever proxy served their calls, or until shortly
+        before the deadline of the call (`flushed` is then false). Any proxy answers for all. Idempotent. A proxy keeps its own
+        part of a summary for 10 minutes after the attempt's last call or flush.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """

@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class RouteServiceStub(object):
-    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Changes require a service or admin token.
+    """Manages routes. Changes are written to the store and applied by every replica within one second; a response means
+    that this replica has applied the change. A change sees everything that other replicas published before it. Calls
+    in flight are not rerouted. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
-    target at an engine of another project they see the weight alone, and no fallback that they may not use.
+    With tokens of role `client` or `reader`, only the routes that the project may use are returned, without `overrides` and
+    `recording`, and without fallbacks that it may not use. Of a target at an engine of another project only the weight is
+    returned.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
@@ -92,12 +93,13 @@ class RouteServiceStub(object):
 
 
 class RouteServiceServicer(object):
-    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Changes require a service or admin token.
+    """Manages routes. Changes are written to the store and applied by every replica within one second; a response means
+    that this replica has applied the change. A change sees everything that other replicas published before it. Calls
+    in flight are not rerouted. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
-    target at an engine of another project they see the weight alone, and no fallback that they may not use.
+    With tokens of role `client` or `reader`, only the routes that the project may use are returned, without `overrides` and
+    `recording`, and without fallbacks that it may not use. Of a target at an engine of another project only the weight is
+    returned.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`
@@ -109,8 +111,8 @@ class RouteServiceServicer(object):
         training run makes, keeps the recording.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`BACKEND_NOT_FOUND`); `ALREADY_EXISTS` (`ROUTE_EXISTS`): the
-        request has a project, and the route is not that project's; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): the route is new, and
-        the project has as many as it may (quota `project_routes`).
+        request has a project, and the route belongs to another one or to the operator; `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`):
+        the route is new, and the project already has the maximum number of routes (quota `project_routes`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,8 +135,8 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PromoteVersion(self, request, context):
-        """Sets the policy version that the targets of a policy serve. It may be lower than theirs, after a rollback: the response
-        says so, and the proxy logs and counts it.
+        """Sets the policy version that the targets of a policy serve. It may be lower than their current version, after a
+        rollback: the response then has `replaced_version`, and the proxy logs and counts it.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`): no route has such a target.
         """
@@ -150,7 +152,7 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RollbackRoute(self, request, context):
-        """Rolls a route back to an earlier version. Its recording stays as it is.
+        """Rolls a route back to an earlier version. Its recording is not changed.
 
         Errors: `NOT_FOUND` (`ROUTE_NOT_FOUND`, `RESOURCE_NOT_FOUND`).
         """
@@ -176,12 +178,13 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ApplyFile(self, request, context):
-        """Makes the backends and routes that a file owns those that it names: adds, replaces and deletes what differs. The file takes
-        over those of its names that an operator has put. Drains, holds and promoted versions stay as they are. Idempotent.
+        """Makes the backends and routes that a file owns equal to the contents of the file: adds, replaces and deletes what differs.
+        The file takes over backends and routes of the same names that an operator created. Drains, holds and promoted versions are
+        not changed. Idempotent.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): lists every problem, and nothing was changed: fields, names that are
-        given twice, that the set lacks, or that are a training run's or another file's, and backends to delete that other routes
-        use.
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): lists every problem, and nothing was changed: invalid fields; names that
+        occur twice, that are missing in the file, or that belong to a training run or another file; and backends to delete that
+        other routes use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,12 +247,13 @@ def add_RouteServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouteService(object):
-    """Manages routes. Writes go through the store, so that every replica follows within one second; a response means that
-    this replica does. A change that needs what another replica has just published finds it. Calls in flight are not
-    rerouted. Changes require a service or admin token.
+    """Manages routes. Changes are written to the store and applied by every replica within one second; a response means
+    that this replica has applied the change. A change sees everything that other replicas published before it. Calls
+    in flight are not rerouted. Changes require a service or admin token.
 
-    Other tokens, `client` and `reader`, see the routes that their project may use, without `overrides` and `recording`. Of a
-    target at an engine of another project they see the weight alone, and no fallback that they may not use.
+    With tokens of role `client` or `reader`, only the routes that the project may use are returned, without `overrides` and
+    `recording`, and without fallbacks that it may not use. Of a target at an engine of another project only the weight is
+    returned.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (the store cannot be reached; retry). A change of a route that a file owns fails with `FAILED_PRECONDITION`

@@ -86,7 +86,8 @@ class AnnotationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateAnnotation(self, request, context):
-        """Changes value and comment of an annotation. Only its author may, or an admin; the author stays. Idempotent.
+        """Changes the value and the comment of an annotation. Only its author or an admin may; the author stays the same.
+        Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`ANNOTATION_NOT_FOUND`).
         """
@@ -95,7 +96,7 @@ class AnnotationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAnnotation(self, request, context):
-        """Deletes an annotation. Only its author may, or an admin.
+        """Deletes an annotation. Only its author or an admin may.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`ANNOTATION_NOT_FOUND`).
         """
@@ -113,8 +114,8 @@ class AnnotationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetAgreement(self, request, context):
-        """Returns how far the authors of a dimension agree: Krippendorff's alpha over all of them, and Cohen's kappa of every
-        two. A reader token is sufficient.
+        """Returns how far the authors of a dimension agree: Krippendorff's alpha over all of them, and Cohen's kappa of each
+        pair. A reader token is sufficient.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class AuditServiceStub(object):
     """The audit log of the store: its administrative calls, such as of projects, tokens, published resources, aliases and
-    cancelled rollouts. What calls the other services have had is in their own audit files.
+    cancelled rollouts. The other services write audit files of their own.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -48,15 +48,16 @@ class AuditServiceStub(object):
 
 class AuditServiceServicer(object):
     """The audit log of the store: its administrative calls, such as of projects, tokens, published resources, aliases and
-    cancelled rollouts. What calls the other services have had is in their own audit files.
+    cancelled rollouts. The other services write audit files of their own.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def ListAuditEntries(self, request, context):
-        """Lists entries, newest first, about a second after their calls ended. Requires an admin token; one of a project gets
-        the entries of that project. Entries are kept for a year, and of each project the newest 100,000.
+        """Lists entries, newest first. An entry appears about a second after its call ended. Requires an admin token; the
+        token of a project returns the entries of that project. Entries are kept for a year, at most 100,000 of each
+        project.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`).
         """
@@ -82,7 +83,7 @@ def add_AuditServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AuditService(object):
     """The audit log of the store: its administrative calls, such as of projects, tokens, published resources, aliases and
-    cancelled rollouts. What calls the other services have had is in their own audit files.
+    cancelled rollouts. The other services write audit files of their own.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class CallServiceStub(object):
-    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records if it says so
-    (`Route.recording`). Calls are deleted when their retention has passed, when a project has more bytes of them than the
-    store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
+    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records calls if
+    `Route.recording` is set. Calls are deleted when their retention has passed, when a project has more bytes of them
+    than the store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -73,9 +73,9 @@ class CallServiceStub(object):
 
 
 class CallServiceServicer(object):
-    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records if it says so
-    (`Route.recording`). Calls are deleted when their retention has passed, when a project has more bytes of them than the
-    store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
+    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records calls if
+    `Route.recording` is set. Calls are deleted when their retention has passed, when a project has more bytes of them
+    than the store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -128,7 +128,7 @@ class CallServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RateConversation(self, request, context):
-        """Says how good a conversation was; replaces what was said before. Idempotent.
+        """Sets the score and the label of a conversation; replaces earlier ones. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`CALL_NOT_FOUND`: it was not recorded, or
         its first call has not arrived yet, which takes a few seconds).
@@ -179,9 +179,9 @@ def add_CallServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CallService(object):
-    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records if it says so
-    (`Route.recording`). Calls are deleted when their retention has passed, when a project has more bytes of them than the
-    store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
+    """Recorded model calls of apps, and the conversations that they form. A route of the LLM proxy records calls if
+    `Route.recording` is set. Calls are deleted when their retention has passed, when a project has more bytes of them
+    than the store's setting `recorded_bytes_per_project` (the oldest first), or by `DeleteConversations`.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class EffectServiceStub(object):
-    """Side effects that agents declare: each is begun once per rollout, however many attempts it has, also if two of them run at the
-    same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
+    """Side effects that agents declare: each is begun once per rollout, however many attempts the rollout has, even if two of them
+    run at the same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -52,15 +52,16 @@ class EffectServiceStub(object):
 
 
 class EffectServiceServicer(object):
-    """Side effects that agents declare: each is begun once per rollout, however many attempts it has, also if two of them run at the
-    same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
+    """Side effects that agents declare: each is begun once per rollout, however many attempts the rollout has, even if two of them
+    run at the same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def BeginEffect(self, request, context):
-        """Begins an effect, or returns how it stands. Durable when it answers. Idempotent by `token`. Requires a service token.
+        """Begins an effect, or returns its state. The effect is durable when the call returns. Idempotent by `token`. Requires
+        a service token.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the request is malformed, or the rollout has 1000 effects;
         `PERMISSION_DENIED` (`ATTEMPT_OVER`): the attempt has ended, and the effect was never begun.
@@ -70,7 +71,7 @@ class EffectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndEffect(self, request, context):
-        """Records the result of an effect that was begun with this token; returns how it stands. The first result stays. Requires a
+        """Records the result of an effect that was begun with this token; returns the effect. The first result is kept. Requires a
         service token.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the request is malformed, or no such effect was begun.
@@ -101,8 +102,8 @@ def add_EffectServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EffectService(object):
-    """Side effects that agents declare: each is begun once per rollout, however many attempts it has, also if two of them run at the
-    same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
+    """Side effects that agents declare: each is begun once per rollout, however many attempts the rollout has, even if two of them
+    run at the same time. Called by the LLM proxy, which serves agents (`POST /v1/effects`).
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -146,9 +146,9 @@ class ProjectServiceServicer(object):
 
     def DeleteProject(self, request, context):
         """Deletes a project for good, with its rollouts, spans, resources, recorded calls, secrets, usage and leases of training
-        runs. It is at once as if it did not exist, at all replicas within one second, and its tokens are revoked. The store
-        removes its data in the background, in batches. What other services have, such as routes and checkpoints, stays, so its
-        name is never given to another project. Requires an admin token for all projects. Idempotent.
+        runs. From the answer on it does not exist, for all replicas within one second, and its tokens are revoked. The store
+        removes its data in the background, in batches. Data of other services, such as routes and checkpoints, is kept, so its
+        name cannot be used for another project. Requires an admin token for all projects. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`): the default project; `NOT_FOUND` (`PROJECT_NOT_FOUND`);
         `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a rollout of it runs, unless `cancel_running` is set.
@@ -159,7 +159,7 @@ class ProjectServiceServicer(object):
 
     def ResumeAgent(self, request, context):
         """Resumes a paused agent version (`GetQueueStatsResponse.paused_agents`): its rollouts are leased again within one
-        second, and its lost runners are forgotten. Idempotent.
+        second, and the count of its lost runners is reset. Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
@@ -177,7 +177,8 @@ class ProjectServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def IssueToken(self, request, context):
-        """Issues a token. The token is returned once and not stored; only its id is. A service issues those of engines alone.
+        """Issues a token. The token is returned once and not stored; only its id is. Holders of a service token can issue
+        tokens for engines only.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProxyServiceStub(object):
-    """Which processes of the LLM proxy live, and which of them may still hold captures of an attempt.
+    """Which processes of the LLM proxy are live, and which of them may still hold captures of an attempt.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -51,7 +51,7 @@ class ProxyServiceStub(object):
 
 
 class ProxyServiceServicer(object):
-    """Which processes of the LLM proxy live, and which of them may still hold captures of an attempt.
+    """Which processes of the LLM proxy are live, and which of them may still hold captures of an attempt.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -69,7 +69,7 @@ class ProxyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetCaptureTotals(self, request, context):
-        """Returns the sums of the accounts of attempts over all processes, but one. Requires a service token.
+        """Returns the sums of the accounts of attempts over all processes except one. Requires a service token.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -99,7 +99,7 @@ def add_ProxyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProxyService(object):
-    """Which processes of the LLM proxy live, and which of them may still hold captures of an attempt.
+    """Which processes of the LLM proxy are live, and which of them may still hold captures of an attempt.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class QueueServiceStub(object):
-    """Shows queues to people: what waits, what runs, and what each project may take of the runners.
+    """Shows queues to people: what waits, what runs, and each project's share of the runners.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
@@ -51,7 +51,7 @@ class QueueServiceStub(object):
 
 
 class QueueServiceServicer(object):
-    """Shows queues to people: what waits, what runs, and what each project may take of the runners.
+    """Shows queues to people: what waits, what runs, and each project's share of the runners.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).
@@ -67,9 +67,9 @@ class QueueServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchQueueStats(self, request, context):
-        """Streams the statistics of a queue: as they are now, at once; then as they are whenever they have changed, at most once a
-        second; and in any case every 15 s. That time passes is no change: ages are those of the moment of the message. All
-        watchers of a queue share one count.
+        """Streams the statistics of a queue: immediately, then whenever they have changed, at most once a second, and at least
+        every 15 s. Ages are as of the time of the message; that they grow does not count as a change. All watchers of a queue
+        share one count.
 
         The server closes the stream only while draining: open it again.
         """
@@ -99,7 +99,7 @@ def add_QueueServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class QueueService(object):
-    """Shows queues to people: what waits, what runs, and what each project may take of the runners.
+    """Shows queues to people: what waits, what runs, and each project's share of the runners.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`) and
     `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; the only retryable error).

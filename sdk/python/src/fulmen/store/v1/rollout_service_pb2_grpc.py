@@ -211,9 +211,9 @@ class RolloutServiceServicer(object):
     def UpdateRollout(self, request, context):
         """Changes the priority or the deadline of a rollout that is not final. Idempotent.
 
-        A priority takes effect within one second, for the present attempt of a running rollout not at all: it counts if the
-        rollout waits again. A deadline that is earlier ends a running attempt; a later one counts for later attempts, since
-        the present one keeps the timeout that its runner was given.
+        A priority takes effect within one second, but does not affect the current attempt of a running rollout: it counts
+        if the rollout waits again. An earlier deadline ends a running attempt; a later one applies to later attempts, since
+        the current one keeps the timeout that its runner was given.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `FAILED_PRECONDITION`
         (`ROLLOUT_STATE_INVALID`): the rollout is final.
@@ -244,15 +244,15 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteRollouts(self, request, context):
-        """Deletes rollouts that have ended, with their attempts and spans, for good: those that are named, all or none; or those
-        that `filter` selects, 500 at a time. The usage of their model calls is kept.
+        """Permanently deletes final rollouts with their attempts and spans: the named ones, all or none; or those that `filter`
+        selects, 500 at a time. The usage of their model calls is kept.
 
-        A rollout is kept while another member of its group is not final, and while its training run is under way. A group of
-        which a member was deleted is no longer delivered by `WatchRollouts`: do not delete rollouts of a paused training run
-        that will be resumed.
+        A rollout is kept while another member of its group is not final, and while its training run is in progress. A group
+        with a deleted member is no longer delivered by `WatchRollouts`: do not delete rollouts of a paused training run that
+        will be resumed.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `PAGE_TOKEN_INVALID`); `NOT_FOUND` (`ROLLOUT_NOT_FOUND`): at least one
-        name is unknown; `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a named rollout has to be kept; `UNAVAILABLE`
+        name is unknown; `FAILED_PRECONDITION` (`ROLLOUT_STATE_INVALID`): a named rollout must be kept; `UNAVAILABLE`
         (`BLOB_STORAGE_UNAVAILABLE`): the rollouts are deleted, but some payloads of their spans are left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -263,7 +263,7 @@ class RolloutServiceServicer(object):
         """Streams finished groups after a cursor, in a stable order, each exactly once per chain of cursors.
 
         The server closes the stream only while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last processed
-        `cursor`. A group is sent when its last member reaches a final state, whatever the states are. Messages hold at most
+        `cursor`. A group is sent when its last member reaches a final state, whichever state that is. Messages hold at most
         256 groups, and about 1 MiB or one rollout. A group of more than 1 MiB is sent in parts, in consecutive messages: only
         its last part has a `cursor`. An empty message with a cursor is a keep-alive, sent every 15 s. It has no cursor as
         long as the training run has no rollouts.
@@ -275,14 +275,15 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRolloutChanges(self, request, context):
-        """Streams rollouts that change, each as it is now: created, leased, its attempt's progress, an attempt ended, waiting for
-        a retry, final, or `UpdateRollout`. For consoles and apps that show what goes on.
+        """Streams rollouts when they change, each in its current state: when one is created, leased or changed by
+        `UpdateRollout`, its attempt reports progress or ends, it waits for a retry, or it becomes final. For consoles and apps
+        that show rollouts live.
 
         Several changes of a rollout within about half a second are sent as one, and one may be sent twice; the last state of
-        each is always sent, in the order of the last changes. Not sent: that time passed (a rollout leaves RETRY_WAIT at its
-        `retry_time`), that the figures of model calls grew, and that a rollout was deleted. Messages hold about 1 MiB or one
-        rollout. The first message has the cursor alone: what `ListRollouts` returns after it, together with this stream, is
-        complete. Keep-alives and the end of the stream are as with `WatchRollouts`.
+        each is always sent, in the order of the last changes. Not sent: changes that follow from the time alone (a rollout
+        leaves RETRY_WAIT at its `retry_time`), growing counts of model calls, and deletions. Messages hold about 1 MiB or
+        one rollout. The first message has only the cursor: what `ListRollouts` returns after it, together with this stream,
+        is complete. Keep-alives and the end of the stream are as with `WatchRollouts`.
 
         Errors: `INVALID_ARGUMENT` (`CURSOR_INVALID`).
         """
@@ -298,9 +299,9 @@ class RolloutServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseQueue(self, request, context):
-        """Pauses the queue of a project: none of its rollouts is leased, from one second later at all replicas. Running
-        attempts continue, rollouts are created, and deadlines pass as always. Idempotent: pausing a paused queue changes its
-        reason only.
+        """Pauses the queue of a project: none of its rollouts is leased, at all replicas within one second. Running attempts
+        continue, rollouts can be created, and deadlines still apply. Idempotent: pausing a paused queue changes its reason
+        only.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class RunHistoryServiceStub(object):
-    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it stays
-    readable when they are gone. Steps that a rollback has undone are left out, and of a repeated step the last measurement
-    counts.
+    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it
+    remains readable after they have ended. Steps that a rollback has undone are left out, and of a repeated step the last
+    measurement counts.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `INVALID_ARGUMENT`
     (`ARGUMENT_INVALID`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -63,17 +63,17 @@ class RunHistoryServiceStub(object):
 
 
 class RunHistoryServiceServicer(object):
-    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it stays
-    readable when they are gone. Steps that a rollback has undone are left out, and of a repeated step the last measurement
-    counts.
+    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it
+    remains readable after they have ended. Steps that a rollback has undone are left out, and of a repeated step the last
+    measurement counts.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `INVALID_ARGUMENT`
     (`ARGUMENT_INVALID`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def AppendRunHistory(self, request, context):
-        """Appends events of a run. Idempotent: events whose sequence is recorded are skipped. Without events it tells which is
-        the last.
+        """Appends events of a run. Idempotent: events whose sequence is recorded are skipped. Without events it only returns
+        the sequence of the last one.
 
         Errors: `ABORTED` (`RUN_LEASE_LOST`): the epoch is not the newest one of the run, or the run is not recorded.
         """
@@ -82,17 +82,17 @@ class RunHistoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRunMetrics(self, request, context):
-        """Returns curves of metrics of many runs. A curve with more than `max_points` measurements is cut into pieces of equally
-        many, of each of which the smallest and the largest remain: no peak is lost. From three points on, the last measurement
-        remains, too. A run without history has no curves.
+        """Returns curves of metrics of many runs. A curve with more than `max_points` measurements is divided into pieces of
+        equal length, and of each piece the smallest and the largest value are kept, so no peak is lost. With three points or
+        more, the last measurement is kept, too. A run without history has no curves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRewardDistributions(self, request, context):
-        """Returns how rewards were distributed at steps of a run, which are spread evenly if there are many; the last is one of
-        them.
+        """Returns how rewards were distributed at the steps of a run. If there are many steps, evenly spaced ones are returned,
+        including the last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,9 +139,9 @@ def add_RunHistoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RunHistoryService(object):
-    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it stays
-    readable when they are gone. Steps that a rollback has undone are left out, and of a repeated step the last measurement
-    counts.
+    """The history of training runs: what their steps measured, and notices. Algorithm services send it as it happens; it
+    remains readable after they have ended. Steps that a rollback has undone are left out, and of a repeated step the last
+    measurement counts.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `INVALID_ARGUMENT`
     (`ARGUMENT_INVALID`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

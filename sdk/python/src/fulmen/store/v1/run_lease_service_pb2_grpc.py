@@ -90,8 +90,8 @@ class RunLeaseServiceServicer(object):
         """Acquires the lease of a run. Succeeds if no owner holds the lease, or if it has expired, or if it is the caller's own
         from before a restart. Not idempotent: every success has a new epoch.
 
-        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ABORTED` (`RUN_LEASE_HELD`): another owner holds the lease, or that
-        of another run of the same policy (not if the run is only to be changed), or the run lies in another storage;
+        Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `ABORTED` (`RUN_LEASE_HELD`): another owner holds the lease, or the
+        lease of another run of the same policy (unless the run is only to be changed), or the run is in another storage;
         `metadata.training_run`, `metadata.owner_address`. `NOT_FOUND` (`TRAINING_RUN_NOT_FOUND`): the run is not recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,7 +99,8 @@ class RunLeaseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewRunLeases(self, request, context):
-        """Renews leases of one owner, also expired ones that no other owner has acquired; their runs are RUNNING. Idempotent.
+        """Renews leases of one owner, including expired ones that no other owner has acquired; their runs are RUNNING.
+        Idempotent.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """

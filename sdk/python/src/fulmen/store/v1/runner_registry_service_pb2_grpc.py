@@ -109,9 +109,9 @@ class RunnerRegistryServiceServicer(object):
 
     def SetRunnerSlots(self, request, context):
         """Orders a runner to set its number of slots, as `RunnerService.SetSlots`, over the stream that it holds open to the
-        store. Returns once the order is durable; it is sent at once, and until the runner has confirmed it (see
-        `Runner.order`). Holds until the next order or the end of the runner. Idempotent. Runners that hold no stream open
-        never get it.
+        store. Returns once the order is durable. The order is sent immediately, and again until the runner has confirmed
+        it (see `Runner.order`). It applies until the next order or the end of the runner. Idempotent. Runners that hold
+        no stream open never get it.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`); `NOT_FOUND` (`RUNNER_NOT_FOUND`); `PERMISSION_DENIED`: the runner
         serves projects that the token has no access to.

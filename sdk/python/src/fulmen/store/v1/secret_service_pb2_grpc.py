@@ -26,13 +26,13 @@ if _version_not_supported:
 
 
 class SecretServiceStub(object):
-    """Secrets of a project: variables that agents ask for, and keys of backends. They are stored encrypted. No rpc returns a
-    value to the one who set it, nor to an administrator: only a runner reads an agent's secrets, for an attempt that it
+    """Secrets of a project: variables that agents request, and keys of backends. They are stored encrypted. No rpc returns a
+    value to the person who set it or to an administrator. Only a runner reads an agent's secrets, for an attempt that it
     holds, and only the LLM proxy reads keys of backends.
 
-    The name says the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a letter,
-    none that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63 characters of [a-z0-9_.-],
-    beginning with a letter.
+    The name determines the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a
+    letter. It must not be a variable that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63
+    characters of [a-z0-9_.-], beginning with a letter.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -72,20 +72,20 @@ class SecretServiceStub(object):
 
 
 class SecretServiceServicer(object):
-    """Secrets of a project: variables that agents ask for, and keys of backends. They are stored encrypted. No rpc returns a
-    value to the one who set it, nor to an administrator: only a runner reads an agent's secrets, for an attempt that it
+    """Secrets of a project: variables that agents request, and keys of backends. They are stored encrypted. No rpc returns a
+    value to the person who set it or to an administrator. Only a runner reads an agent's secrets, for an attempt that it
     holds, and only the LLM proxy reads keys of backends.
 
-    The name says the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a letter,
-    none that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63 characters of [a-z0-9_.-],
-    beginning with a letter.
+    The name determines the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a
+    letter. It must not be a variable that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63
+    characters of [a-z0-9_.-], beginning with a letter.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
     """
 
     def SetSecret(self, request, context):
-        """Sets a secret, new or not. Attempts that start from now on, and the proxy within seconds, use the new value.
+        """Creates or replaces a secret. Attempts that start from now on, and the proxy within seconds, use the new value.
         Idempotent. A client token may set variables of agents; keys of backends need a service token.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: with every problem); `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`: the
@@ -167,13 +167,13 @@ def add_SecretServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SecretService(object):
-    """Secrets of a project: variables that agents ask for, and keys of backends. They are stored encrypted. No rpc returns a
-    value to the one who set it, nor to an administrator: only a runner reads an agent's secrets, for an attempt that it
+    """Secrets of a project: variables that agents request, and keys of backends. They are stored encrypted. No rpc returns a
+    value to the person who set it or to an administrator. Only a runner reads an agent's secrets, for an attempt that it
     holds, and only the LLM proxy reads keys of backends.
 
-    The name says the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a letter,
-    none that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63 characters of [a-z0-9_.-],
-    beginning with a letter.
+    The name determines the kind. A variable of agents has capitals: 1 to 64 characters of [A-Z0-9_], beginning with a
+    letter. It must not be a variable that runners set themselves, such as `OPENAI_API_KEY`. A backend's key has 1 to 63
+    characters of [a-z0-9_.-], beginning with a letter.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

@@ -84,8 +84,8 @@ class SpanServiceServicer(object):
 
     def ListSpans(self, request, context):
         """Lists the spans of rollouts, rollout by rollout, ordered by start time, without duplicates. A page is cut at about 3
-        MiB. A single span of more than 3 MiB comes without attributes, events, links and model call; `StreamSpans` has it
-        whole without a filter.
+        MiB. A single span of more than 3 MiB is returned without attributes, events, links and model call; `StreamSpans`
+        without a filter returns it complete.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`PAGE_TOKEN_INVALID`, `ARGUMENT_INVALID`).
         """
@@ -107,10 +107,10 @@ class SpanServiceServicer(object):
     def WatchSpans(self, request, context):
         """Streams the chunks of a rollout or attempt while it runs: those that are stored, then each new one, once.
 
-        The server closes the stream when the rollout is final, or the attempt has ended, and no chunk has come for 3 s; or
-        while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last `cursor`, and drop the chunks or spans that you
-        have by their ids. Messages hold about 1 MiB, or one chunk or span. Chunks of one message are ordered by chunk id. A
-        message with a cursor alone is a keep-alive, sent every 15 s, and at once if nothing is stored.
+        The server closes the stream when the rollout is final, or the attempt has ended, and no chunk has arrived for 3 s;
+        or while draining (`UNAVAILABLE`, `DRAINING`): reopen it with the last `cursor`, and drop chunks or spans whose ids
+        you already have. Messages hold about 1 MiB, or one chunk or span. Chunks of one message are ordered by chunk id. A
+        message with only a cursor is a keep-alive, sent every 15 s, and immediately if nothing is stored.
 
         Errors: `NOT_FOUND` (`ROLLOUT_NOT_FOUND`); `INVALID_ARGUMENT` (`ARGUMENT_INVALID`, `CURSOR_INVALID`);
         `RESOURCE_EXHAUSTED` (`QUOTA_EXCEEDED`): there are more than 100,000 chunks.

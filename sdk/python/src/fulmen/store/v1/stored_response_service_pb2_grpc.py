@@ -27,11 +27,11 @@ if _version_not_supported:
 
 class StoredResponseServiceStub(object):
     """Responses of OpenAI's Responses API that the LLM proxy keeps, so that any replica can continue them. For the LLM proxy.
-    Each has what it adds to the response before it, and is deleted when its retention has passed (the store's setting
+    Each stores what it adds to the previous response, and is deleted when its retention has passed (the store's setting
     `stored_response_retention_s`), when its project has more bytes of them than `stored_response_bytes_per_project` (the
     oldest first), or by `DeleteStoredResponse`.
 
-    An attempt has its own responses. A request without an attempt finds all of its project.
+    An attempt finds only its own responses. A request without an attempt finds all responses of its project.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -62,11 +62,11 @@ class StoredResponseServiceStub(object):
 
 class StoredResponseServiceServicer(object):
     """Responses of OpenAI's Responses API that the LLM proxy keeps, so that any replica can continue them. For the LLM proxy.
-    Each has what it adds to the response before it, and is deleted when its retention has passed (the store's setting
+    Each stores what it adds to the previous response, and is deleted when its retention has passed (the store's setting
     `stored_response_retention_s`), when its project has more bytes of them than `stored_response_bytes_per_project` (the
     oldest first), or by `DeleteStoredResponse`.
 
-    An attempt has its own responses. A request without an attempt finds all of its project.
+    An attempt finds only its own responses. A request without an attempt finds all responses of its project.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).
@@ -82,7 +82,7 @@ class StoredResponseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStoredResponses(self, request, context):
-        """Returns a response and those before it, as many as have 2 MiB, one at least.
+        """Returns a response and the ones before it, at most 2 MiB in all, but at least one.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -91,7 +91,7 @@ class StoredResponseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteStoredResponse(self, request, context):
-        """Deletes a response for good. Those that continue it stay, and cannot be continued any more.
+        """Permanently deletes a response. Responses that continue it are kept, but can no longer be continued.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`).
         """
@@ -127,11 +127,11 @@ def add_StoredResponseServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StoredResponseService(object):
     """Responses of OpenAI's Responses API that the LLM proxy keeps, so that any replica can continue them. For the LLM proxy.
-    Each has what it adds to the response before it, and is deleted when its retention has passed (the store's setting
+    Each stores what it adds to the previous response, and is deleted when its retention has passed (the store's setting
     `stored_response_retention_s`), when its project has more bytes of them than `stored_response_bytes_per_project` (the
     oldest first), or by `DeleteStoredResponse`.
 
-    An attempt has its own responses. A request without an attempt finds all of its project.
+    An attempt finds only its own responses. A request without an attempt finds all responses of its project.
 
     Any rpc may fail with `UNAUTHENTICATED` (`TOKEN_INVALID`), `PERMISSION_DENIED` (`PERMISSION_DENIED`), `NOT_FOUND`
     (`PROJECT_NOT_FOUND`) and `UNAVAILABLE` (`DATABASE_UNAVAILABLE`; retry).

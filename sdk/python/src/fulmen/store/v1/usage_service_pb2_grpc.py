@@ -84,8 +84,8 @@ class UsageServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUsageSeries(self, request, context):
-        """Returns the usage of model calls in time: one series per group, in periods of an hour or a day of UTC. A reader token
-        is sufficient.
+        """Returns the usage of model calls over time: one series per group, in periods of an hour or a day (UTC). A reader
+        token is sufficient.
 
         Errors: `INVALID_ARGUMENT` (`ARGUMENT_INVALID`: also for more than 750 periods); `NOT_FOUND` (`PROJECT_NOT_FOUND`).
         """
