@@ -172,10 +172,8 @@ def _model_of(config: TrainConfig) -> tuple[_Model, str]:
         )
     given = policy.path or (policy.base if policy.base.startswith(HUB_PREFIX) else "")
     if not given:
-        return (
-            None,
-            {},
-        ), "The size of the model is known when the run begins; its memory and defaults are reported then."
+        later = "The size of the model is known when the run begins; its memory and defaults are reported then."
+        return (None, {}), later
     found: Queue[tuple[_Model, str]] = Queue()
     # A daemon: the library of hubs keeps trying for half a minute, and cannot be interrupted.
     Thread(target=lambda: found.put(_read(given)), daemon=True).start()

@@ -170,7 +170,7 @@ def test_a_default_port_belongs_to_the_stack_that_runs_here_only_if_that_stack_c
 
     stopped = checks.ports(folder)
     assert (stopped.ok, stopped.text) == (None, others)
-    assert "`fulmen up` chooses others" in stopped.advice
+    assert "`fulmen up` chooses other ports" in stopped.advice
     with folder.hold():
         found = checks.ports(folder)
         assert (found.ok, found.text) == (True, f"in use by this stack: store {taken_port}")

@@ -69,5 +69,5 @@ async def test_what_is_no_exported_model_or_no_repository_is_refused(hub: Hub, f
     none = await push(hub, tmp_path / "checkpoints", "acme/solver")
     assert (none.status, "contains no model" in none.stderr) == (Exit.NOT_FOUND, True)
     named = await push(hub, folder, "acme/solver/x")
-    assert (named.status, "is no repository" in named.stderr) == (Exit.USAGE, True)
+    assert (named.status, "is not a repository" in named.stderr) == (Exit.USAGE, True)
     assert hub.asked == []

@@ -53,7 +53,7 @@ def test_the_same_work_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "b.jsonl"
     with opened(path) as partial:
         partial.add(result(1))
-        with pytest.raises(CommandFailed, match="under way in another process"), opened(path):
+        with pytest.raises(CommandFailed, match="running in another process"), opened(path):
             pass
     with opened(path) as partial:
         assert set(partial.done) == {"projects/default/rollouts/1"}
