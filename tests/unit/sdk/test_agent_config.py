@@ -113,7 +113,7 @@ def test_what_is_no_usable_virtual_environment_is_said_with_the_remedy(folder: P
         "missing": "there is no folder",
         "agent.py": "there is no folder",
         "empty": "it has no pyvenv.cfg",
-        "removed": "leads to a Python that was removed",
+        "removed": "is missing, or links to",
         "broken": "cannot be run",
         "old": "has Python 3.8, but Python agents need 3.11 or newer",
     }
@@ -192,7 +192,7 @@ def test_a_job_travels_as_the_text_of_its_file(folder: Path) -> None:
         ('python = "agent.py:f"\njob = "job.yaml"', "agent: give one of python ="),
         ('python = "agent.py:f"\nisolation = "proces"', "did you mean 'process'?"),
         ('job = "job.yaml"\nisolation = "process"', "agent.isolation: only for Python and command agents"),
-        ('python = "agent.py:f"\nisolation = "trusted"\nlimits = {processes = 2}', "agent.limits: inside the runner"),
+        ('python = "agent.py:f"\nisolation = "trusted"\nlimits = {processes = 2}', "agent.limits: cannot be enforced inside the runner"),
         ('python = "agent.py:f"\nlimits = {memory = "1GiB"}', 'agent.limits: cannot be enforced inside the runner: add'),
         ('command = ["a"]\nlimits = {cpus = 1}', "agent.limits.cpus: only for containers and jobs"),
         ('command = ["a"]\nlimits = {memory = "1 gig"}', 'agent.limits.memory: must be a size, such as "512MiB"'),

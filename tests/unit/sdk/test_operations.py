@@ -181,5 +181,5 @@ async def test_a_block_tells_its_result(spans: InMemorySpanExporter) -> None:
 
 def test_one_block_is_not_opened_twice() -> None:
     block = operation("once")
-    with block, pytest.raises(RuntimeError, match="open already"), block:
+    with block, pytest.raises(RuntimeError, match="already open"), block:
         pass

@@ -33,5 +33,5 @@ def test_an_agent_that_is_run_by_hand_has_its_own(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_prompt_that_nobody_gives_is_an_error() -> None:
-    with entered(context()), pytest.raises(NotInAttempt, match="gives no prompt 'prompt'"):
+    with entered(context()), pytest.raises(NotInAttempt, match="has no prompt 'prompt'"):
         fulmen.prompt()

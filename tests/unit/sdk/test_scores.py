@@ -133,8 +133,8 @@ def test_every_wrong_line_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "no scores"),
-        (b"plain text", "no scores"),
+        (b"", "not a file of scores"),
+        (b"plain text", "not a file of scores"),
         (zstandard.compress(b"{}\n"), "`format` must be"),
         (zstandard.compress(b'{"format":"fulmen.scores/1"}\n'), "needs `grader`"),
     ],

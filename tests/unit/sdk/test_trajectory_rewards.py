@@ -236,7 +236,7 @@ def test_dimensions_that_do_not_count_or_are_not_there_are_named() -> None:
         ({"option": "discounted"}, "gamma is None"),
         ({"option": "discounted", "gamma": 1.5}, "gamma is 1.5"),
         ({"option": "discounted", "gamma": True}, "gamma is True"),
-        ({"gamma": 0.9}, "discounted alone"),
+        ({"gamma": 0.9}, "only for the option discounted"),
         ({"weights": {}}, "no dimension"),
         ({"weights": {"a": float("nan")}}, "weight of a"),
         ({"weights": 3}, "not a table"),

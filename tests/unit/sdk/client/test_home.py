@@ -74,7 +74,7 @@ def test_blocking_inside_the_loop_is_refused_instead_of_waiting_for_ever() -> No
     async def blocking() -> None:
         block_on(thread_name())
 
-    with pytest.raises(RuntimeError, match="asynchronous one"):
+    with pytest.raises(RuntimeError, match="asynchronous client"):
         block_on(blocking())
 
 

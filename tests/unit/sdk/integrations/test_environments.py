@@ -77,7 +77,7 @@ def harbor_task(folder: Path, *, dockerfile: str = "", toml: str = "") -> Path:
         ("WORKDIR ../..\nCOPY numbers.txt x", "", "must be an absolute path below /"),
         ("", '[environment]\nworkdir = "here"', "must be an absolute path below /"),
         ("COPY 'numbers.txt x", "", "environment/Dockerfile:1: a quotation has no end"),
-        ("ENV PATH=/app/bin:$PATH", "", "environment/Dockerfile:1: variables are not put in"),
+        ("ENV PATH=/app/bin:$PATH", "", "environment/Dockerfile:1: variables are not substituted"),
         ("", "[environment]\nenv = 3", "environment.env must be a table"),
         ("", "[verifier]\nenv = { A = [1] }", "verifier.env must be a table"),
         ("", "[agent]\ntimeout_sec = inf", "agent.timeout_sec must be at most 2592000"),

@@ -89,7 +89,7 @@ def _plain(value: Any) -> Any:
     for method in ("tolist", "item"):  # arrays and numbers of numpy
         if hasattr(value, method):
             return _plain(getattr(value, method)())
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
 
 
 def _csv(path: Path) -> Iterator[dict[str, Any]]:
