@@ -75,7 +75,7 @@ def test_a_key_is_sent_to_its_hosts(url: str) -> None:
 @pytest.mark.parametrize("dialect", backend_pb2.Dialect.keys())
 @pytest.mark.parametrize("url", REFUSED)
 def test_a_key_is_sent_nowhere_else(url: str, dialect: str) -> None:
-    with pytest.raises((BackendUnavailable, ArgumentInvalid), match=r"may not be sent to|base_url") as refused:
+    with pytest.raises((BackendUnavailable, ArgumentInvalid), match=r"may not be sent;|base_url") as refused:
         headers(url, dialect=dialect, api_version="1")
     assert KEY not in str(refused.value)
 
@@ -136,7 +136,7 @@ async def test_a_key_in_the_store_reaches_the_vendor_and_a_changed_one_without_a
         await until_sent(proxy, vendor, "sk-the-second-key")
         await with_key(store, "sk-the-third-key", host="api.example.com")
         async with asyncio.timeout(20):
-            while status == 200 or "may not be sent to" not in str(answer):
+            while status == 200 or "may not be sent;" not in str(answer):
                 status, answer = await proxy.chat(proxy.signer.issue(Role.CLIENT, subject="x", ttl_s=60))
                 await asyncio.sleep(0.05)
         assert {each.headers.get("Authorization", "") for each in vendor.received} == {

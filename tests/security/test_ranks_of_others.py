@@ -189,7 +189,7 @@ async def test_no_machine_joins_a_run_whose_ranks_are_elsewhere(service: Service
     run = await service.run("elsewhere", parallel)
     error = await service.joins(run_token(run, role="rank"), run)
     assert isinstance(error, TrainingRunStateInvalid)
-    assert "on no cluster of kind joined" in error.message
+    assert "not on a cluster of kind joined" in error.message
 
 
 @pytest.mark.parametrize(

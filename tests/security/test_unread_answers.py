@@ -74,7 +74,7 @@ async def test_a_download_that_nobody_reads_gives_its_slot_and_its_file_back(
             await asyncio.sleep(0.05)
         await download_weights(weights, source, tmp_path / "back")
         assert content_of(tmp_path / "back") == content_of(folder)
-        with pytest.raises(DeadlineExceeded, match="took no message"):
+        with pytest.raises(DeadlineExceeded, match="read no message"):
             _ = [message async for message in unread[0]]
 
 

@@ -74,7 +74,7 @@ async def test_a_run_on_joined_machines_goes_on_with_another_when_one_is_killed(
             machine(stack, short_tmp_path, "gpu-2", "far") as second,
         ):
             if CAN_HIDE:
-                await watcher.until_notice("files are sent to it and from it: it does not see")
+                await watcher.until_notice("Files are transferred to it and from it, because it does not see")
             await watcher.until_notice("Placement on cluster 'machines': 2 processes: 1 on gpu-1, 1 on gpu-2.")
             await watcher.until_step(2)
             os.kill(second.pid, signal.SIGKILL)

@@ -136,7 +136,7 @@ async def test_it_is_given_the_settings_and_none_of_the_services_secrets(options
             base_url=f"http://engines.internal:{given['--port']}/v1", kind=EngineKind.VLLM, key_name="engine"
         )
         assert await process.sampled_tokens() == 15
-        assert told[0].startswith("vLLM starts")
+        assert told[0].startswith("vLLM is starting")
         assert told[-1].startswith("vLLM serves after")
     finally:
         await process.stop()

@@ -189,5 +189,5 @@ async def _the_command_line_shows_and_sets_it(stack: Stack) -> None:
     stacks = await fulmen(stack, "runner", "stacks", one["runner"].removeprefix("runners/"))
     assert "agent.py" in stacks
     assert "solve" in stacks
-    assert "decides from now on" in await fulmen(stack, "runner", "slots", "runner-2", "auto")
+    assert "sizes them automatically from now on" in await fulmen(stack, "runner", "slots", "runner-2", "auto")
     assert json.loads(await fulmen(stack, "runner", "slots", "runner-2", "2", "-o", "json")) == {"slot_count": 2}

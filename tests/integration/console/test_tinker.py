@@ -219,7 +219,7 @@ async def test_bad_data_names_every_problem_and_later_calls_go_on(program: Progr
         "data[2].loss_fn_inputs.target_tokens[0]",
         "data[3].model_input",
     ]
-    with pytest.raises(Failed, match=r"stable_reinforce.*offered are: cross_entropy, importance_sampling"):
+    with pytest.raises(Failed, match=r"stable_reinforce.*supported are: cross_entropy, importance_sampling"):
         await program.do("forward_backward", program.data(model, weighted(), "stable_reinforce"))
     with pytest.raises(Failed) as unknown:
         await program.do("forward_backward", program.data(model, [datum([8, 9999], target_tokens=[9999, 8])]))

@@ -154,5 +154,5 @@ async def test_a_bfloat16_engine_is_nearer_to_the_trainer_when_replayed(engine, 
 
 
 def test_a_model_without_experts_is_refused(model_dirs):
-    with pytest.raises(RoutesUnknown, match="no mixture of experts"):
+    with pytest.raises(RoutesUnknown, match="not a mixture of experts"):
         build(arguments(["--model", str(model_dirs[0]), "--router-replay"]), None)

@@ -16,7 +16,7 @@ LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize(
-    ("python", "reason"), [("", "is not set up"), (sys.executable, "its environment does not have")]
+    ("python", "reason"), [("", "is not set up"), (sys.executable, "is missing in its environment")]
 )
 async def test_without_litellm_calls_fail_with_the_remedy_and_the_backend_is_ill(python: str, reason: str) -> None:
     async with (

@@ -134,7 +134,7 @@ async def test_nothing_of_a_deleted_project_is_left_and_nothing_of_another_is_go
     for table in ("resource_version", "resource_alias", "resource_use", "attempt"):
         assert await connection.fetchval(f"select count(*) from {table}"), table
     # Other services may keep something under its name, which nobody else gets.
-    with pytest.raises(ProjectExists, match="not given again"):
+    with pytest.raises(ProjectExists, match="cannot be used again"):
         await create_project(stubs, GONE)
     with pytest.raises(ProjectNotFound):
         await stubs.projects.GetProject(pb.GetProjectRequest(name=GONE))
@@ -157,7 +157,7 @@ async def test_a_deleted_project_is_at_once_as_if_it_did_not_exist(store: StoreH
         with pytest.raises(ProjectNotFound):
             await call
     assert GONE not in {each.name for each in (await stubs.projects.ListProjects(pb.ListProjectsRequest())).projects}
-    with pytest.raises(ProjectExists, match="not given again"):
+    with pytest.raises(ProjectExists, match="cannot be used again"):
         await create_project(stubs, GONE)
     async with asyncio.timeout(LIMIT_S):
         while True:

@@ -192,5 +192,5 @@ async def test_a_store_without_the_storage_says_so(
     attempts = await ended_rollouts(stubs, 1)
     await spanned(stubs, attempts)
     await mover_of(database, f"file://{tmp_path}/blobs").run_once()
-    with pytest.raises(BlobMissing, match="this store has none"):
+    with pytest.raises(BlobMissing, match="none is configured for this store"):
         await stored(stubs, *attempts)

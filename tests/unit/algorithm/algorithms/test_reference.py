@@ -69,7 +69,7 @@ async def test_every_variant_carries_a_run_out(algorithm, world, grpo_draft, car
         ({"kl": {"kind": "reward"}, "credit": {"kind": "step_groups"}}, "needs credit by rollout"),
         (
             {"kl": {"kind": "reward"}, "rewards": {"weights": {"reward": 1.0}, "normalise": "gdpo"}},
-            "no dimension of the rewards",
+            "not one of the reward dimensions",
         ),
     ],
 )

@@ -237,7 +237,7 @@ def test_engines_and_ranks_on_a_cluster_need_none_of_this_machine():
 
 def test_without_gpus_a_run_that_names_some_is_refused_and_others_are_left_alone():
     assert Machine(0, device="cpu").place(engine=vllm()).settings == settings_of(engine=vllm())
-    assert "cannot be told" in Machine(0).place().text
+    assert "are unknown" in Machine(0).place().text
     with pytest.raises(PlacementRefused, match="the engine: GPUs are named, but the GPUs of this machine are not used"):
         Machine(0, device="cpu").place(engine=vllm(gpus=[0]))
 

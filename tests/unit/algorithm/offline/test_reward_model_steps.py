@@ -159,5 +159,5 @@ def test_a_tokenizer_without_the_two_tokens_has_no_reward_model(model_dir):
     tokenizer = PolicyModel.load(model_dir).tokenizer
     # All that it does not know becomes one token.
     tokenizer.encode = lambda text, add_special_tokens: [tokenizer.unk_token_id]
-    with pytest.raises(RunFailed, match="the tokenizer lacks them"):
+    with pytest.raises(RunFailed, match="the tokenizer does not have them"):
         score_tokens(tokenizer)

@@ -148,7 +148,7 @@ async def test_what_cannot_score_is_refused_before_the_run_exists(world, grpo_dr
     missing = await problems_of(draft, world)
     assert "settings.reward_model: there is no resources/policy.judge/versions/1 in the project" in missing
     published_judge(world, tiny_model, purpose="")
-    assert "is not a reward model: the algorithm reward_model trains them" in await problems_of(draft, world)
+    assert "is not a reward model: train one with the algorithm reward_model" in await problems_of(draft, world)
     published_judge(world, with_other_tokens(tmp_path / "other", tiny_model))
     second = with_settings(grpo_draft, reward_model={"model": "judge@2"})
     assert "judge/versions/2 must have the tokenizer of the policy" in await problems_of(second, world)
@@ -163,7 +163,7 @@ async def test_another_tokenizer_that_could_not_be_read_before_ends_the_run_at_i
     with_other_tokens(tmp_path / "state/runs/default/judge/model", tiny_model)
     published_judge(world, Path("model"), path="runs:/default/judge/model")
     entry = await carry_out(with_settings(grpo_draft, **SCORED), state=RunState.FAILED)
-    assert "another tokenizer than the policy" in entry.run.failure_message
+    assert "must have the tokenizer of the policy" in entry.run.failure_message
     assert not world.groups, "no rollout was made"
 
 
@@ -174,7 +174,7 @@ async def test_another_tokenizer_that_could_not_be_read_before_ends_the_run_at_i
         ({"reward_model": {"model": "judge@1", "coefficient": 0}}, "settings.reward_model.coefficient"),
         ({**SCORED, "credit": {"kind": "step_groups"}}, "scores whole rollouts, which credit step_groups splits"),
         ({**SCORED, "rewards": {"weights": {"reward": 1.0}}}, "rewards.weights has no reward_model"),
-        ({**SCORED, "curriculum": {"kind": "difficulty"}}, "a reward model's scores have no bounds"),
+        ({**SCORED, "curriculum": {"kind": "difficulty"}}, "a reward model's scores are unbounded"),
     ],
 )
 async def test_settings_that_do_not_fit_a_reward_model_are_refused(settings, problem, world, grpo_draft):

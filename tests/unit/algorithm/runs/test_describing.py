@@ -44,4 +44,4 @@ def test_variants_of_one_loop_say_how_they_differ():
     said = {name: summary(entry) for name, entry in REGISTRY.items()}
 
     assert len(set(said.values())) == len(said)
-    assert said["gspo"] == "The clipped ratio is that of the whole sequence (arXiv:2507.18071)."
+    assert said["gspo"] == "The clipped ratio is the ratio of the whole sequence (arXiv:2507.18071)."

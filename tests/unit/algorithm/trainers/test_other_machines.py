@@ -92,7 +92,7 @@ async def test_a_machine_that_is_cut_off_in_mid_step_is_noticed_and_leaves_nothi
     )
     await train(trainer, rows)
     machines.cut_off(1)
-    with pytest.raises(TrainerLost, match=f"no sign of life for {SILENCE_S:g} s"):
+    with pytest.raises(TrainerLost, match=f"sent nothing for {SILENCE_S:g} s"):
         async with asyncio.timeout(DEADLINE_S):
             await train(trainer, rows, step=1)
     # The machine itself notices, too, that nobody waits for it.
@@ -124,7 +124,7 @@ async def test_the_rank_that_is_left_leaves_a_sum_with_a_silent_machine_and_goes
     losses += [await train(trainer, rows, step=step) for step in (1, 2)]
     await trainer.close()
     assert len(notices) == 1
-    assert f"no sign of life for {SILENCE_S:g} s" in notices[0]
+    assert f"sent nothing for {SILENCE_S:g} s" in notices[0]
     assert "No step is lost: continuing with 1 of 2 ranks." in notices[0]
     alone = await RankGroupTrainer.open(
         setup_of(model_dir, ComputeSettings(parallel=Ddp(ranks=2))), GroupOptions(cluster=here())
@@ -236,7 +236,7 @@ async def test_a_run_resumes_when_a_machine_is_lost_in_the_middle_of_a_step(
     assert len(opened) == 2
     check(tmp_path, world)
     texts = [notice.message for notice in entry.events.notices()]
-    assert sum("no sign of life" in text and "resumes from its newest checkpoint" in text for text in texts) == 1
+    assert sum("sent nothing for" in text and "resumes from its newest checkpoint" in text for text in texts) == 1
     assert "Resuming from the checkpoint of step 2." in texts
 
 

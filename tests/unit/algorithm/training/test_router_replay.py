@@ -285,7 +285,7 @@ def test_a_model_without_experts_says_that_nothing_can_be_replayed(tmp_path):
     from tests.support.algorithm.models import small_model
 
     dense = PolicyModel.load(small_model(tmp_path / "dense"))
-    with pytest.raises(ReplayUnsupported, match="no mixture of experts"):
+    with pytest.raises(ReplayUnsupported, match="not a mixture of experts"):
         logprobs_of(dense, rows_of((5,)), settings=StepSettings())
 
 

@@ -48,7 +48,7 @@ def test_a_rank_that_comes_after_the_others_have_gone_on_without_its_sums_is_ref
     [due] = contributors(machine, 1, (5, 0))
     assert isinstance(due, SumDue)
 
-    with pytest.raises(RankBehind, match="have continued to round"):
+    with pytest.raises(RankBehind, match="continued to round"):
         joins_again(machine, 0, round_=5, call=1)
     machine.join(0, "another process", 0.0)  # which takes over the weights of rank 1
     assert machine.members.ranks == [0, 1]
@@ -61,7 +61,7 @@ def test_a_rank_that_comes_late_to_a_server_that_has_its_files_goes_on() -> None
     joins_again(machine, 0, round_=5, call=0)
 
     assert machine.members.ranks == [0, 1]
-    with pytest.raises(RankBehind, match="have continued to round"):
+    with pytest.raises(RankBehind, match="continued to round"):
         machine.join(2, "2", 0.0, ResumePoint(round=5, epoch=3, known=2, history="another"))
 
 
