@@ -128,7 +128,12 @@ def test_keys_that_an_attempt_does_not_need_are_no_unknown_ones(folder: Path) ->
         load_agent_and_data(path)
 
     said = "\n".join(raised.value.problems)
-    for problem in ("stages: no such key", "policy.biuld: no such key", "agnet: no such key", "agent: give one of python"):
+    for problem in (
+        "stages: no such key",
+        "policy.biuld: no such key",
+        "agnet: no such key",
+        "agent: give one of python",
+    ):
         assert problem in said
 
 

@@ -109,7 +109,7 @@ def test_a_model_calls_what_it_was_offered_and_no_other_path(server: Server) -> 
 @pytest.mark.parametrize("body", [b"[]", b"<html>", b"[" * 100_000, b"\xff", b"1" * 17_000_000])
 def test_an_answer_that_is_none_is_told_with_its_address(server: Server, body: bytes) -> None:
     server.answers["/verify"] = body
-    with pytest.raises(nemo_gym.ServerFailed, match="/verify (answered|did not answer) with") as failed:
+    with pytest.raises(nemo_gym.ServerFailed, match=r"/verify (answered|did not answer) with") as failed:
         played(server)
     assert len(str(failed.value)) < 400
 
