@@ -38,6 +38,7 @@ class Results:
         self._skipped: dict[str, str] = dict(known.get("not_made", {}))
         self._power: dict[str, Any] = known.get("power_cuts", {})
         self._settings: dict[str, Any] = known.get("settings", {})
+        self._measured: dict[str, Any] = {name: known[name] for name in ("date", "commit", "machine") if name in known}
         # What another commit did says nothing of this one.
         self._done = {key for key, cell in self._cells.items() if resume and cell.get("commit") == _commit()}
 
@@ -75,14 +76,7 @@ class Results:
         """Returns everything, JSON-ready."""
         return {
             "name": "crash_matrix",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "commit": _commit(),
-            "machine": {
-                "cpus": os.cpu_count(),
-                "platform": platform.platform(),
-                "python": platform.python_version(),
-                "load_at_end": [round(load, 1) for load in os.getloadavg()],
-            },
+            **(self._measured or _present()),
             "method": " ".join(METHOD.split()),
             "settings": self._settings,
             "cells": self._in_order(),
@@ -113,10 +107,25 @@ class Results:
         return claims
 
     def _write(self) -> None:
+        self._measured = _present()
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(without_checkout(json.dumps(self.document(), indent=1)) + "\n", encoding="utf-8")
+
+
+def _present() -> dict[str, Any]:
+    """Returns the date, the commit and the machine of a measurement that is made now."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "load_at_end": [round(load, 1) for load in os.getloadavg()],
+        },
+    }
 
 
 def without_checkout(text: str) -> str:
