@@ -18,11 +18,11 @@ from benchmarks.reliability.plan import FULL, Cell
 
 __all__ = ["Results"]
 
-METHOD = """A stack is started with `fulmen up` and its default settings in namespaces of its own. Each cell starts a GRPO run
-of small agents that call the model twice, does its harm from the second step on, waits for 16 finished rollouts and 2 steps after
-the end of the fault, lets the run end, and reads the books of all its rollouts: as the services list them, in the feed and the
-lineage of the run, and in PostgreSQL by a connection of its own. Detection is the first change of the supervisor's record or of
-another service's readiness, or the first warning in a log."""
+METHOD = """A stack is started with `fulmen up` and its default settings in its own namespaces. Each cell starts a GRPO run of
+small agents that call the model twice, and causes its fault from the second step on. It waits for 16 finished rollouts and 2 steps after the
+end of the fault, lets the run end, and checks all its rollouts: as the services list them, in the feed and the lineage of the run, and in
+PostgreSQL by its own connection. A fault is detected at the first change of the supervisor's record or of another service's
+readiness, or at the first warning in a log."""
 GOAL_CELLS = 60
 ROOT = Path(__file__).resolve().parents[2]
 
