@@ -58,10 +58,11 @@ def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 def nested(attributes: Mapping[str, Any], prefix: str) -> Any:
     """Returns the attributes below a prefix as nested values; names 0 to n-1 become a list. Empty if there are none."""
     root: dict[str, Any] = {}
+    begin = f"{prefix}."
     for name, value in attributes.items():
-        if not name.startswith(f"{prefix}."):
+        if not name.startswith(begin):
             continue
-        *path, last = name[len(prefix) + 1 :].split(".")
+        *path, last = name[len(begin) :].split(".")
         at = root
         for part in path:
             if not isinstance(at.get(part), dict):
