@@ -72,11 +72,9 @@ def nested(attributes: Mapping[str, Any], prefix: str) -> Any:
     return _with_lists(root)
 
 
-def _with_lists(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    found = {key: _with_lists(value) for key, value in node.items()}
-    if found and all(key.isascii() and key.isdigit() and len(key) < MAX_DIGITS for key in found):
+def _with_lists(node: dict[str, Any]) -> Any:
+    found = {key: _with_lists(value) if isinstance(value, dict) else value for key, value in node.items()}
+    if "0" in found and all(key.isascii() and key.isdigit() and len(key) < MAX_DIGITS for key in found):
         places = sorted(int(key) for key in found)
         if places == list(range(len(places))):
             return [found[str(place)] for place in places]
