@@ -68,6 +68,11 @@ async def test_an_answer_comes_with_what_it_cost(endpoint):
     assert body == {"model": "m", "messages": [{"role": "user", "content": "well?"}], "max_tokens": 1024}
 
 
+async def test_half_of_a_surrogate_pair_at_the_end_of_an_answer_becomes_a_sign_that_can_be_sent(endpoint):
+    endpoint.answer = {"choices": [{"message": {"content": "cut \ud83d"}}]}
+    assert (await ask(endpoint)).text == "cut ?"
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -20,6 +20,7 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen_algorithm.clients.patience import AWAY, Notify
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
+from fulmen_algorithm.runs.run import sendable
 
 PATH = "/v1/chat/completions"
 SCORING_PATH = "/v1/completions"
@@ -171,7 +172,7 @@ def _answer(body: bytes) -> ChatAnswer:
         text = document["choices"][0]["message"].get("content") or ""
         usage = document.get("usage") or {}
         return ChatAnswer(
-            text=str(text),
+            text=sendable(str(text)),
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
