@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from fulmen_cli.exits import CommandFailed, Exit, reported
 from fulmen_cli.output import console
+from fulmen_cli.printable import printable
 
 HOSTILE = "[/tmp/x] [red]said[/red] :warning: \x1b]52;c;cHduZWQ=\x07\x1b[2J\x9b31m\r\x08\x00 two\nlines\tof it"
 SHOWN = "[/tmp/x] [red]said[/red] :warning: ]52;c;cHduZWQ=[2J31m two\nlines"
@@ -31,6 +32,13 @@ def test_texts_of_others_are_neither_markup_nor_commands(shown: object, capsys: 
     assert all(sign.isprintable() or sign in "\n\t" for sign in printed)
     for part in ("[/tmp/x]", "[red]said[/red]", ":warning:", "]52;c;"):
         assert part in printed
+
+
+def test_what_is_no_control_character_stays() -> None:
+    for text in ("1\u00a0000 \u20ac", "\U0001f469\u200d\U0001f4bb", "a\tb\n\u4e2d", "\ue000\U0001fae8"):
+        assert printable(text) == text
+    for sign in "\x00\x1b\x7f\x9b\r\u202e\u2028\ud83d\u200f":
+        assert printable(f"a{sign}b") == "a\N{REPLACEMENT CHARACTER}b"
 
 
 def test_a_text_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
