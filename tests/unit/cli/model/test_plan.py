@@ -259,6 +259,21 @@ def test_every_optimiser_of_the_trainer_can_be_planned(rule: type[AdamW | Muon |
     assert parts["optimiser"] == sizes(TrainingPlan(optimizer=kind), NUMBERS)["optimiser"]
 
 
+def test_sgd_is_planned_with_its_momentum() -> None:
+    done = runner.invoke(app, ["model", "plan", SIZES, "--optimizer", "sgd", "--momentum", "0.9", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    parts = {part["name"]: part["size_bytes"] for part in json.loads(done.output)["parts"]}
+    assert parts["optimiser"] == 4 * ModelShape.read(NUMBERS).parameters
+
+
+@pytest.mark.parametrize("momentum", ["1", "-0.1", "nan"])
+def test_a_momentum_that_no_training_has_is_refused_and_so_is_one_of_another_optimiser(momentum: str) -> None:
+    done = runner.invoke(app, ["model", "plan", SIZES, "--momentum", momentum])
+    assert done.exit_code == Exit.USAGE
+    assert f"--momentum {momentum} is not from 0 to below 1." in done.output
+    assert "--momentum is SGD's: --optimizer sgd." in done.output
+
+
 def test_the_optimisers_that_can_be_planned_are_those_of_the_trainer() -> None:
     assert set(get_args(OptimizerKind)) == {rule().kind for rule in get_args(get_args(UpdateRule)[0])}
 

@@ -39,7 +39,7 @@ def folder_problems(model_dir: Path, tensor: int) -> list[str]:
     """Returns the same of the model in a folder; blocks. Nothing is said of one that cannot be read: its trainer says why."""
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return split_problems(config, tensor) if isinstance(config, Mapping) else []
 

@@ -36,7 +36,7 @@ def model_problem(model_dir: Path) -> str:
     """Returns why the experts of a model cannot be replayed; empty if they can, or its configuration is not readable."""
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # Whoever loads the model says why.
         return ""
     if not isinstance(config, Mapping) or any(_has_experts(part) for part in (config, config.get("text_config"))):
