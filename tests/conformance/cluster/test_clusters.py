@@ -105,7 +105,8 @@ async def test_nodes_that_are_not_to_be_used_get_no_process(cluster, kind):
     assert len(set(found)) == 2
 
 
-@pytest.mark.parametrize("how", ["exits", "is killed"])
+# A status is told of a group that cannot start, too.
+@pytest.mark.parametrize("how", [pytest.param("exits", marks=pytest.mark.long), "is killed"])
 async def test_the_end_of_a_process_is_told(cluster, how):
     calls = Calls(2)
     group = await cluster.start(order_of(2), calls.welcome)
