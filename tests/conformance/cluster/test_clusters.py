@@ -29,7 +29,15 @@ from tests.support.processes import all_ended
 
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
-KINDS = ["local", "hosts", "slurm", "kubernetes", "joined", pytest.param("ray", marks=pytest.mark.long(short=True))]
+KINDS = [
+    "local",
+    # Machines that these tests start by themselves: what is theirs is that of all clusters but the first.
+    pytest.param("hosts", marks=pytest.mark.long),
+    "slurm",
+    "kubernetes",
+    "joined",
+    pytest.param("ray", marks=pytest.mark.long(short=True)),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -121,6 +121,7 @@ async def test_machines_that_see_no_folder_learn_bit_for_bit_what_one_machine_le
     assert not list(tmp_path.glob("gpu-*/files/*.arriving"))
 
 
+@pytest.mark.long
 async def test_a_machine_that_is_killed_leaves_the_state_with_the_service_and_the_other_machine_goes_on(
     door, machines, model_dir, rows, run_dir, tmp_path
 ):
