@@ -113,6 +113,7 @@ def test_a_slow_rank_gets_less_and_losses_stay_the_same(run, case, tmp_path):
     assert fast["losses"] == pytest.approx(alike["losses"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_torchs_all_reduce_hook_sees_one_layer_of_one_pass_before_it_is_added(run, case):
     """Why codecs do not use it: docs/decisions/0037-copies-are-summed-after-the-backward-pass.md."""
     for found in run(copies.all_reduce_hook, case):
