@@ -71,7 +71,7 @@ Retried attempts are none of these.
 
 ```sh
 make crash-matrix                                   # all cells and 20 power cuts
-make crash-matrix SHORT=1                           # three cells
+make crash-matrix SHORT=1                           # two cells
 make crash-matrix ARGS="--victim store --fault kill"
 make crash-matrix ARGS=--resume                     # continues after an interruption
 make crash-matrix ARGS="--power-cuts 20"

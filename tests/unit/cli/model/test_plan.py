@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fulmen.train_toml.train import load_train_config
@@ -54,12 +53,6 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 runner = CliRunner()
-ROOT = typer.main.get_command(app)
-
-
-@pytest.fixture(autouse=True)
-def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
 
 
 def made(kind: str, **changed: Any) -> Any:
