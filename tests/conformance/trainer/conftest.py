@@ -29,15 +29,15 @@ async def alone(model_dir: Path) -> AsyncIterator[Trainer]:
 
 QUICK = "fsdp2, 2 ranks"
 """In `make test`."""
-SHORT = "fsdp2 and tensor, 4 ranks"
-"""In the short form of the long tests: it splits weights in both ways."""
+SHORT = ("fsdp2 and tensor, 4 ranks", "fsdp2 and context, 4 ranks")
+"""In the short form of the long tests: they split weights in both ways, and weights and rows."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
         QUICK,
-        *(pytest.param(each, marks=pytest.mark.long(short=each == SHORT)) for each in GROUPS if each != QUICK),
+        *(pytest.param(each, marks=pytest.mark.long(short=each in SHORT)) for each in GROUPS if each != QUICK),
     ],
 )
 def setup(request: pytest.FixtureRequest, model_dir: Path) -> TrainerSetup:
