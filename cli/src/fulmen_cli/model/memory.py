@@ -186,19 +186,23 @@ def activation_bytes_per_token(shape: ModelShape, tensor: int = 1) -> int:
 def _activations(shape: ModelShape, plan: TrainingPlan) -> int:
     per_token = activation_bytes_per_token(shape, plan.tensor)
     stream = FLOAT32 * shape.hidden
-    # Keys and values of the other GPUs' positions, which a layer gathers (arXiv:2407.21783, section 3.3.2).
-    gathered = (plan.batch_tokens - plan.own_tokens) * 2 * shape.key_heads * shape.head * BFLOAT16
-    mask = _mask_bytes(plan)
+    gathered, mask = _gathered_bytes(shape, plan)
     if plan.checkpointing:
         # The input of each layer, and one layer's inside while it is computed again (arXiv:1604.06174).
         return plan.own_tokens * (stream * shape.layers + per_token) + gathered + mask
     return (plan.own_tokens * per_token + gathered) * shape.layers + mask
 
 
-def _mask_bytes(plan: TrainingPlan) -> int:
-    """Returns the mask of a GPU's two chunks of a line, each for the keys up to its end; none without `context`."""
+def _gathered_bytes(shape: ModelShape, plan: TrainingPlan) -> tuple[int, int]:
+    """Returns what `context` adds: to each layer its keys and values up to the ends of a GPU's two chunks, and their mask.
+
+    Keys and values are repeated for every head of queries, since attention has a mask (arXiv:2407.21783, section 3.3.2).
+    """
+    if plan.context == 1:
+        return 0, 0
     chunk = plan.batch_tokens // (2 * plan.context)
-    return BFLOAT16 * (2 * plan.context + 1) * chunk**2 if plan.context > 1 else 0
+    attended = (2 * plan.context + 1) * chunk
+    return attended * 2 * shape.heads * shape.head * BFLOAT16, attended * chunk * BFLOAT16
 
 
 def _working_copy(shape: ModelShape, plan: TrainingPlan) -> int:

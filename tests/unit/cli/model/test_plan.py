@@ -154,9 +154,8 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
 def test_split_rows_divide_the_activations_but_for_the_mask_and_keys_and_values_of_all_positions() -> None:
     shape = ModelShape.read(QWEN3_0_6B)
     one, two = sizes(TrainingPlan()), sizes(TrainingPlan(context=2))
-    # 8192 positions, of which 4096 are gathered: keys and values of 8 heads of 128 in bf16.
-    gathered = 4096 * 2 * 8 * 128 * 2
-    # Of four chunks a GPU has the first and the last, or the two between: in bf16.
+    # Of four chunks of 2048 a GPU has the first and the last, or the two between: keys and values of 16 heads of 128 in bf16.
+    gathered = (2048 + 8192) * 2 * 16 * 128 * 2
     mask = (2048 * 2048 + 2048 * 8192) * 2
     assert two["activations"] == one["activations"] / 2 + 28 * gathered + mask
     once = sizes(TrainingPlan(context=2, checkpointing=True))["activations"]
