@@ -211,7 +211,7 @@ def test_a_model_whose_positions_meet_otherwise_is_refused_when_it_is_loaded(con
 
 def test_two_ranks_keep_about_half_of_the_activations_of_a_long_row(run, tmp_path):
     # As wide that activations outweigh the mask.
-    folder = small_model(tmp_path / "model", hidden=128)
+    folder = small_model(tmp_path / "model", hidden=256)
     work = Work(model_dir=folder, rows=[row_of(3, 2048)], step=StepSettings(token_budget=2048))
     [one] = run(1, context.kept_bytes, work)
     found = run(2, context.kept_bytes, replace(work, compute=ComputeSettings(parallel=TWO)))

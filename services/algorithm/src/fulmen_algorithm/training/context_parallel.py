@@ -158,6 +158,11 @@ class PartMask:
         return self._masks
 
 
+# The newer of torch's two names, if available.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class _Gathered(torch.autograd.Function):
     """The parts of all ranks, [N, ...]; the backward pass sums over the ranks, in float32.
 
@@ -169,14 +174,14 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         parts = part.new_empty(ranks.world_size, *part.shape)
-        dist.all_gather_into_tensor(parts.flatten(0, 1), part.contiguous(), group=ranks.group)
+        _all_gather(parts.flatten(0, 1), part.contiguous(), group=ranks.group)
         return parts
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         [gradient] = gradients
         summed = gradient.new_empty(gradient.shape[1:], dtype=torch.float32)
-        dist.reduce_scatter_tensor(summed, gradient.float().contiguous().flatten(0, 1), group=ctx.ranks.group)
+        _reduce_scatter(summed, gradient.float().contiguous().flatten(0, 1), group=ctx.ranks.group)
         return summed.to(gradient.dtype), None
 
 
