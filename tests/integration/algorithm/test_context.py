@@ -209,6 +209,12 @@ def test_a_model_whose_positions_meet_otherwise_is_refused_when_it_is_loaded(con
     assert all(text in problem for problem in found), found
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_mask_is_left_after_a_step(checkpointing, run, model_dir, rows):
+    compute = ComputeSettings(parallel=TWO, gradient_checkpointing=checkpointing)
+    assert run(2, context.masks_left, Work(model_dir=model_dir, rows=rows, compute=compute)) == [0, 0]
+
+
 def test_two_ranks_keep_about_half_of_the_activations_of_a_long_row(run, tmp_path):
     # As wide that activations outweigh the mask.
     folder = small_model(tmp_path / "model", hidden=256)

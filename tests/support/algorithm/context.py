@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.compute import ComputeSettings
-from fulmen_algorithm.training.context_parallel import ContextSplit
+from fulmen_algorithm.training.context_parallel import ContextSplit, PartMask
 from fulmen_algorithm.training.micro_batches import micro_batches
 from fulmen_algorithm.training.rows import Row
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, OptimizerSettings, Sgd, StepSettings
@@ -98,8 +99,21 @@ def dealt(rank: int, width: int) -> tuple[list[int], bool, list[list[float]]]:
     return mine[0].tolist(), torch.equal(split.join(mine), numbers_BT), keys.grad[:, 0, :, 0].tolist()
 
 
+def masks_left(rank: int, work: Work) -> int:
+    """Takes a step without the collector of cycles; returns how many masks are left then."""
+    trainer = work.open(rank)
+    gc.collect()
+    gc.disable()
+    try:
+        trainer.train_supervised(work.rows, settings=work.step)
+        return sum(isinstance(each, PartMask) for each in gc.get_objects())
+    finally:
+        gc.enable()
+
+
 def kept_bytes(rank: int, work: Work) -> int:
-    """Returns the bytes of the activations that one micro-batch keeps for its backward pass, beside the weights."""
+    """Returns the bytes that one micro-batch keeps for its backward pass, beside the weights: activations and the mask."""
+    gc.collect()
     policy = work.open(rank)._state.policy
     weights = {each.untyped_storage().data_ptr() for each in policy.model.parameters()}
     kept: dict[int, int] = {}
@@ -113,5 +127,9 @@ def kept_bytes(rank: int, work: Work) -> int:
     [micro] = micro_batches(policy, work.rows, work.step)[0]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = policy.token_logprobs(micro, trained_only=True).sum()
-    loss.backward()
+    assert loss.requires_grad  # what is kept is there as long as the loss
+    for mask in (each for each in gc.get_objects() if isinstance(each, PartMask)):
+        # Layers that are computed again hold it without torch's knowledge.
+        for tensor in mask.added(torch.float32):
+            keep(tensor)
     return sum(kept.values())

@@ -331,8 +331,8 @@ async def test_experts_are_not_replayed_in_rows_that_are_split(world, grpo_draft
     settings = {"engine": {"kind": "embedded", "router_replay": True}, "parallel": parallel}
     with pytest.raises(SettingsInvalid) as raised:
         await created(replace(grpo_draft, settings_json=json.dumps(settings)), world)
-    [found] = [each for each in raised.value.violations if each.field == "settings.engine.router_replay"]
-    assert found.description.startswith("needs parallel.context 1")
+    found = [each for each in raised.value.violations if each.field == "settings.engine.router_replay"]
+    assert found[0].description.startswith("needs parallel.context 1")
 
 
 async def test_a_model_whose_rows_cannot_be_split_is_refused_with_every_reason(world, grpo_draft, tmp_path):
