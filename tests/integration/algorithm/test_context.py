@@ -209,6 +209,13 @@ def test_a_model_whose_positions_meet_otherwise_is_refused_when_it_is_loaded(con
     assert all(text in problem for problem in found), found
 
 
+def test_a_model_of_which_only_a_trial_shows_that_positions_meet_is_refused_on_every_rank(run, model_dir):
+    for parallel in (TWO, Fsdp2(ranks=2, context=2)):
+        work = Work(model_dir=model_dir, rows=[], compute=ComputeSettings(parallel=parallel))
+        found = run(2, context.opened_with_shifted_tokens, work)
+        assert all("the model's results differ" in problem for problem in found), found
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_no_mask_is_left_after_a_step(checkpointing, run, model_dir, rows):
     compute = ComputeSettings(parallel=TWO, gradient_checkpointing=checkpointing)

@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fulmen_algorithm.policy.trainer import TrainerSetup
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.trainers.local import LocalTrainer
 from fulmen_algorithm.training.compute import ComputeSettings
-from fulmen_algorithm.training.context_parallel import ContextSplit, PartMask
+from fulmen_algorithm.training.context_parallel import ContextSplit, ContextUnsupported, PartMask
 from fulmen_algorithm.training.micro_batches import micro_batches
+from fulmen_algorithm.training.policy import PolicyModel
 from fulmen_algorithm.training.rows import Row
+from fulmen_algorithm.training.scorer import layers_of
 from fulmen_algorithm.training.settings import BatchSettings, LoraSettings, OptimizerSettings, Sgd, StepSettings
 from fulmen_algorithm.weights.sources import whole
 from fulmen_exchange.ranks import Ranks
@@ -83,6 +85,21 @@ def opened(rank: int, work: Work) -> str:
     return ""
 
 
+def opened_with_shifted_tokens(rank: int, work: Work) -> str:
+    """Opens a model whose first layer adds to each position what is before it; returns why that fails."""
+    policy = PolicyModel.load(work.model_dir)
+
+    def shift(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output + 0.1 * nn.functional.pad(output[:, :-1], (0, 0, 1, 0))
+
+    layers_of(policy.model)[0].register_forward_hook(shift)
+    try:
+        policy.prepare(work.compute, ranks_of(rank))
+    except ContextUnsupported as error:
+        return str(error)
+    return ""
+
+
 def dealt(rank: int, width: int) -> tuple[list[int], bool, list[list[float]]]:
     """Deals two lines; returns this rank's positions, whether they are joined again, and the gradient of joined keys.
 
@@ -127,9 +144,10 @@ def kept_bytes(rank: int, work: Work) -> int:
     [micro] = micro_batches(policy, work.rows, work.step)[0]
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = policy.token_logprobs(micro, trained_only=True).sum()
-    assert loss.requires_grad  # what is kept is there as long as the loss
     for mask in (each for each in gc.get_objects() if isinstance(each, PartMask)):
         # Layers that are computed again hold it without torch's knowledge.
         for tensor in mask.added(torch.float32):
             keep(tensor)
+    # Torch frees what it needs to compute layers again in a backward pass alone.
+    loss.backward()
     return sum(kept.values())
