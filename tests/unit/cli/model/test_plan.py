@@ -144,6 +144,18 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
     assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
 
 
+def test_split_rows_divide_the_activations_but_for_the_mask_and_keys_and_values_of_all_positions() -> None:
+    shape = ModelShape.read(QWEN3_0_6B)
+    one, two = sizes(TrainingPlan()), sizes(TrainingPlan(context=2))
+    # Of four chunks of 2048 a GPU has the first and the last, or the two between: keys and values of 16 heads of 128 in bf16.
+    gathered = (2048 + 8192) * 2 * 16 * 128 * 2
+    mask = (2048 * 2048 + 2048 * 8192) * 2
+    assert two["activations"] == one["activations"] / 2 + 28 * gathered + mask
+    once = sizes(TrainingPlan(context=2, checkpointing=True))["activations"]
+    assert once == sizes(TrainingPlan(checkpointing=True))["activations"] / 2 + gathered + mask
+    assert two["weights"] == 4 * shape.parameters
+
+
 RULES = [AdamW(), AdamW(fused=True), Muon(), Muon(momentum=0), Sgd(), Sgd(momentum=0.9)]
 
 

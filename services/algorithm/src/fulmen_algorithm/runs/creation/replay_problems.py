@@ -22,6 +22,8 @@ def replay_problems(settings: RunSettings, policy: PolicySpec) -> list[Violation
     problems = []
     if isinstance(settings, AlgorithmSettings) and settings.passes.compile:
         problems.append("needs passes.compile to be false: compiled layers choose their experts themselves")
+    if isinstance(settings, AlgorithmSettings) and settings.parallel.context > 1:
+        problems.append("needs parallel.context 1: experts are replayed for whole rows")
     if policy.origin is PolicyOrigin.PATH and (problem := model_problem(Path(policy.source))):
         problems.append(problem)
     return [Violation(field=FIELD, description=problem) for problem in problems]
