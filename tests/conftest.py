@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +45,25 @@ BEGIN_FIRST = ("vllm", "serial-stacks", "serial-kills", "trainers", "test_suppor
 """Groups that take minutes, one test after another: were one begun among the last, the others would wait for it."""
 
 
+LONG = re.compile(r"\bmark\.long\b|\blong_(?:but|after)\b")
+"""How a file says that it has long tests."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spares a run of long tests the files without any, six of seven: collecting them costs every worker half a minute."""
+    if config.option.markexpr.startswith("long") and collection_path.match("test_*.py"):
+        return not may_have_long_tests(collection_path) or None
+    return None
+
+
+@functools.cache
+def may_have_long_tests(path: Path) -> bool:
+    """Returns whether the file, or a conftest.py of its folders, marks tests as long."""
+    folders = path.relative_to(Path(__file__).parent).parents[:-1]
+    files = [path, *(Path(__file__).parent / folder / "conftest.py" for folder in folders)]
+    return any(LONG.search(file.read_text(encoding="utf-8")) for file in files if file.exists())
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist notes the groups in a hook of its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Groups tests by the process that runs them: what starts whole stacks, and the tests of a module.
@@ -51,6 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Kinds run side by side; of long tests, which nearly fill the machine by themselves, two: those that kill, and the others.
     """
     tests_root = Path(__file__).parent
+    unseen = {item.path for item in items if item.get_closest_marker("long") and not may_have_long_tests(item.path)}
+    if unseen:
+        raise pytest.UsageError(f"long by a mark that `make test-long` does not see: {', '.join(map(str, unseen))}")
     if "short=True" in config.option.markexpr:
         left = [item for item in items if is_left_to_the_long_form(item)]
         config.hook.pytest_deselected(items=left)

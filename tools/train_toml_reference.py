@@ -6,6 +6,8 @@ python tools/train_toml_reference.py --check    exits with 1 if they are not cur
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import json
 import re
@@ -27,10 +29,13 @@ TEXT, TEXTS, NUMBER, WHOLE = ({"type": "string"}, {"type": "array", "items": {"t
                               {"type": "integer"})  # fmt: skip
 SIZE = {"type": ["string", "integer"]}
 TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
-    "": {"name": (TEXT, "Name of the training; begins the names of its runs. Needed.")},
+    "": {"name": (TEXT, "Name of the training; the names of its runs begin with it. Required.")},
     "policy": {
         "name": (TEXT, "Name of the policy that is trained. Without this table no weights are trained."),
-        "base": (TEXT, 'Model of a hub whose weights are the first, `"hf:org/name"` or `"hf:org/name@revision"`.'),
+        "base": (
+            TEXT,
+            'First weights: a model on a hub, `"hf:org/name"` or `"hf:org/name@revision"`, or an uploaded one, `"model:NAME"`.',
+        ),
         "build": (TEXT, '`"file.py:function"` that builds the first weights.'),
         "path": (TEXT, "Folder of the first weights."),
         "version": (TEXT, "Published version to start from, such as `resources/policy.mine/versions/3`."),
@@ -40,33 +45,33 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
         "command": (TEXTS, "Program with its arguments."),
         "container": ({"type": "object"}, "Container of a Docker engine: table `[agent.container]`."),
         "job": (TEXT, "File of a Kubernetes Job."),
-        "isolation": ({"enum": ["trusted", "process", "sandbox"]}, "Lowest isolation of agent and grader."),
-        "max_output": (SIZE, 'Maximum size of the outcome that is kept, such as `"16KiB"`; not for Python callables.'),
+        "isolation": ({"enum": ["trusted", "process", "sandbox"]}, "Minimum isolation of agent and grader."),
+        "max_output": (SIZE, 'Maximum size of the outcome that is kept, such as `"16KiB"`; not of Python callables.'),
         "limits": ({"type": "object"}, "Limits of one attempt: table `[agent.limits]`."),
-        "environment": ({"type": "object"}, "Further environment variables."),
+        "environment": ({"type": "object"}, "More environment variables."),
         "secrets": (TEXTS, "Secrets of the project that attempts get as environment variables."),
-        "include": (TEXTS, "Patterns of files to include in the bundle although they would be left out."),
+        "include": (TEXTS, "Patterns of files that the bundle includes although they would be left out."),
         "requirements": (
             TEXT,
-            "File in the agent's folder with the packages that it needs, which runners install once.",
+            "File in the agent's folder that lists its packages; runners install them once.",
         ),
         "venv": (TEXT, "Virtual environment on the runners' machine, absolute or relative to the file."),
-        "grader": (TEXT, "Python callable that grades."),
-        "grader_command": (TEXTS, "Command that grades."),
-        "judge": ({"type": "object"}, "Language model that grades: table `[agent.judge]`."),
+        "grader": (TEXT, "Grader that is a Python callable."),
+        "grader_command": (TEXTS, "Grader that is a command."),
+        "judge": ({"type": "object"}, "Grader that is a language model: table `[agent.judge]`."),
     },
     "agent.container": {
-        "image": (TEXT, "Its image. Needed."),
+        "image": (TEXT, "Image. Required."),
         "command": (TEXTS, "Command; by default the image's."),
         "network": (TEXT, "Docker network; by default the runner's setting."),
     },
     "agent.limits": {
-        "memory": (SIZE, 'Memory of all processes of an attempt together, such as `"2GiB"`.'),
-        "cpus": (NUMBER, "CPUs; only for containers and Jobs."),
-        "processes": (WHOLE, "Concurrent processes and threads."),
+        "memory": (SIZE, 'Memory of all its processes together, such as `"2GiB"`.'),
+        "cpus": (NUMBER, "CPUs, of containers and Jobs."),
+        "processes": (WHOLE, "Maximum number of processes and threads."),
     },
     "agent.judge": {
-        "model": (TEXT, "A route of the proxy. Needed."),
+        "model": (TEXT, "Name of a model at the proxy. Required."),
         "prompt": (TEXT, "Prompt of the judge."),
         "prompt_file": (TEXT, "File of the prompt."),
         "dimensions": (TEXTS, "Dimensions, one reward each."),
@@ -77,7 +82,7 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
     "data": {
         "train": (TEXT, "Tasks to train on, JSONL."),
         "validation": (TEXT, "Tasks to validate with, JSONL."),
-        "test": (TEXT, "Tasks that are measured at the end, JSONL."),
+        "test": (TEXT, "Tasks for a measurement at the end, JSONL."),
         "demonstrations": (TEXT, "Conversations to imitate, JSONL."),
         "validation_demonstrations": (TEXT, "Conversations that are not trained on, JSONL."),
         "preferences": (TEXT, "Pairs of answers to the same prompt, JSONL."),
@@ -87,13 +92,14 @@ TABLES: Mapping[str, Mapping[str, tuple[Mapping[str, Any], str]]] = {
     },
 }
 NOTES: Mapping[str, str] = {
-    "agent": "How rollouts are made. A file whose stages make none, such as `sft` on demonstrations, does not need this table.",
+    "agent": "How to run the agent. Leave this table out if no stage runs it, such as with `sft` on demonstrations.",
 }
 INTRODUCTION = """\
 # train.toml
 
-Every key of a `train.toml`. Generated by `tools/train_toml_reference.py`; do not edit. How to write an agent is in
-[agents.md](agents.md), what the algorithms do in [algorithms-rl.md](algorithms-rl.md), and what runs do in [runs.md](runs.md).
+Look up every key of a `train.toml`, and check a file. How to write an agent is in [agents.md](agents.md), what the algorithms do in
+[algorithms-rl.md](algorithms-rl.md), and how to control runs in [runs.md](runs.md). Generated by `tools/train_toml_reference.py`; do not
+edit.
 
 ## Check a file
 
@@ -101,9 +107,8 @@ Every key of a `train.toml`. Generated by `tools/train_toml_reference.py`; do no
 fulmen train train.toml --check
 ```
 
-reports every typo in the file, in its stages and in its data in one run, without a stack. For completion and checks in an editor that
-reads JSON Schemas of TOML files (Even Better TOML, taplo), put [train.schema.json](train.schema.json) beside the file and begin
-it with:
+This reports every mistake in the file, its stages and its data at once, without a stack. For completion and checks in an editor that reads
+JSON Schemas of TOML files (Even Better TOML, taplo), put [train.schema.json](train.schema.json) beside the file and begin it with:
 
 ```text
 #:schema ./train.schema.json
@@ -112,9 +117,9 @@ it with:
 STAGES = """
 ## [[stage]]
 
-1 to 16 stages. Each stage is a training run of one algorithm, and continues from the results of the previous one; the service starts
-it, whether or not anyone watches ([runs.md](runs.md#stages)). `algorithm` names the algorithm; all other keys are its settings. The
-same settings are the arguments of the Python classes: `fulmen.GRPO(steps=40)`.
+A file has 1 to 16 stages. Each is a training run of one algorithm, and starts where the stage before ended; the service starts it without
+a client ([runs.md](runs.md#stages)). The key `algorithm` names the algorithm; all other keys are its settings. The Python classes have the
+same settings as arguments: `fulmen.GRPO(steps=40)`.
 
 | algorithm | what it does |
 |---|---|
@@ -124,7 +129,7 @@ same settings are the arguments of the Python classes: `fulmen.GRPO(steps=40)`.
 NESTED = """
 ## Tables of settings
 
-Tables that the settings above accept as values. If there are several, `kind` selects one.
+These are the settings above whose values are tables. If there are several kinds of a table, `kind` selects one.
 """
 HEAD = ("| key | value | default | what it is |", "|---|---|---|---|")
 KINDS = ("kind", "codec")
@@ -184,10 +189,16 @@ def _shared(registry: Mapping[str, AlgorithmEntry[Any]]) -> dict[type[RunSetting
     return dict(sorted(several.items(), key=lambda item: (len(item[0].__mro__), item[0].__name__)))
 
 
+@functools.cache
+def _schema_of(settings: type[RunSettings]) -> dict[str, Any]:
+    """Returns the JSON Schema of a class of settings, made once: each takes a tenth of a second."""
+    return settings.model_json_schema()
+
+
 def _settings(entry: AlgorithmEntry[Any], settings: type[RunSettings]) -> list[str]:
     """Returns the table of the settings that a class defines."""
     own = settings.__annotations__.keys() & settings.model_fields.keys()
-    types = settings.model_json_schema()
+    types = _schema_of(settings)
     rows = [
         _row(each.name, types["properties"][each.name], types.get("$defs", {}), each.default_json, each.summary)
         for each in setting_texts(replace(entry, settings=settings))
@@ -202,7 +213,7 @@ def _nested(registry: Mapping[str, AlgorithmEntry[Any]]) -> list[str]:
     texts: dict[str, Mapping[str, str]] = {}
     waiting: dict[str, dict[str, None]] = {}
     for name in sorted(registry):
-        schema = registry[name].settings.model_json_schema()
+        schema = _schema_of(registry[name].settings)
         definitions |= schema.get("$defs", {})
         texts |= {each.__name__: _texts(each) for each in _classes(registry[name].settings)}
         for setting, value in schema["properties"].items():
@@ -345,7 +356,7 @@ def _schema(registry: Mapping[str, AlgorithmEntry[Any]]) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     stages = []
     for name in sorted(registry):
-        schema = registry[name].settings.model_json_schema(ref_template="#/$defs/{model}")
+        schema = copy.deepcopy(_schema_of(registry[name].settings))
         for model, definition in schema.pop("$defs", {}).items():
             if definitions.setdefault(model, definition) != definition:
                 raise ValueError(f"two settings classes are named {model}")

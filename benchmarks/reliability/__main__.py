@@ -79,7 +79,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--victim", action="append", choices=list(Victim), help="only cells with this one")
     parser.add_argument("--fault", action="append", choices=list(Fault), help="only cells of this one")
     parser.add_argument("--cell", action="append", metavar="KEY", help="only this one, such as store+llm_proxy/kill")
-    parser.add_argument("--short", action="store_true", help="the three cells that the gate runs")
+    parser.add_argument("--short", action="store_true", help="the two cells that the gate runs")
     parser.add_argument(
         "--resume", action="store_true", help="keep the cells of this commit that the output has, and run the others"
     )

@@ -12,16 +12,16 @@ from benchmarks.reliability.plan import Fault, Victim
 __all__ = ["write_page"]
 
 VICTIMS: Final[Mapping[str, tuple[str, str]]] = {
-    Victim.STORE: ("store", "clients wait and repeat; leases, reports and creations are in PostgreSQL"),
-    Victim.PROXY: ("LLM proxy", "calls under way break; their attempts end as INFRA and are retried"),
+    Victim.STORE: ("store", "clients wait and retry; leases, reports and creations are in PostgreSQL"),
+    Victim.PROXY: ("LLM proxy", "running calls break; their attempts end as INFRA and are retried"),
     Victim.RUNNER: ("runner, one of two", "its attempts end as LEASE_LOST and are retried elsewhere"),
-    Victim.ALGORITHM: ("algorithm service", "its runs resume from their checkpoints, its engines start again"),
-    Victim.ENGINE: ("engine", "calls wait in the proxy while it starts again with the same weights"),
+    Victim.ALGORITHM: ("algorithm service", "its runs resume from their checkpoints; its engines are restarted"),
+    Victim.ENGINE: ("engine", "calls wait in the proxy until it has restarted with the same weights"),
     Victim.AGGREGATOR: ("aggregator of gradients", "ranks wait for it; it resumes from its files"),
     Victim.POSTMASTER: ("PostgreSQL's postmaster", "the store answers UNAVAILABLE until recovery is done"),
-    Victim.BACKEND: ("one PostgreSQL backend", "PostgreSQL ends all backends and recovers; the store connects again"),
-    Victim.SUPERVISOR: ("supervisor of `fulmen up`", "all its services end with it; `fulmen up` starts them again"),
-    Victim.KEEPER: ("keeper of commands", "commands under way continue; the runner starts another for the next"),
+    Victim.BACKEND: ("one PostgreSQL backend", "PostgreSQL ends all backends and recovers; the store reconnects"),
+    Victim.SUPERVISOR: ("supervisor of `fulmen up`", "all its services end with it; `fulmen up` restarts them"),
+    Victim.KEEPER: ("keeper of commands", "running commands continue; the runner starts another keeper for the next"),
 }
 FAULTS: Final[Mapping[str, str]] = {
     Fault.NONE: "none",
@@ -38,36 +38,48 @@ FAULTS: Final[Mapping[str, str]] = {
 }
 HEAD: Final = """# Reliability
 
-What happens when a process dies, hangs, loses its network, its clock, its disk or its memory in the middle of a training run. This
-page is written by `make crash-matrix`; do not edit it.
+How Fulmen recovers when a process dies or hangs, or loses its network, clock, disk or memory in the middle of a training run, and after
+power cuts: measured times and losses. `make crash-matrix` writes this page; do not edit it.
 """
 METHOD: Final = """## Method
 
-{method} The fault is done to one process: signals by kill(2); packets dropped by a filter of the kernel on all sockets of the
-victim; resets by `ss -K` twenty times; a clock by libfaketime in that process alone (PostgreSQL has the supervisor's clock); a full
-disk by filling a file system in memory that holds the victim's folder (PostgreSQL's is that of the stack's record and logs too); no
-memory by a control group in which the victim may use no more than it has, so that the kernel kills it when it asks for a page
-(where no group can be made, by RLIMIT_AS at its present size, so that allocations fail). A fault that lasts is over when it was
-lifted, or when what it was done to was replaced. PostgreSQL is reached through a Unix socket, so there are no packets to drop. The dead process
-is started again by what does so on a user's machine, `fulmen up`; the aggregator by the matrix, half a second after its death. The
-supervisor is the exception: a person runs `fulmen up` again, at once, and the seconds until it is ready count.
+{method}
 
-*Lost* rollouts neither wait nor run nor have ended; *doubled* ones succeeded, were announced or were consumed twice; *skipped* are
-groups of prompts that were passed over; *trained twice* are rollouts that two steps used. Retried attempts are none of these.
+| fault | made by |
+|---|---|
+| kill -9, SIGTERM, SIGSTOP | kill(2) on one process |
+| packets dropped | a filter of the kernel on all sockets of the victim. PostgreSQL is reached through a Unix socket, so there are no packets |
+| resets | `ss -K`, twenty times |
+| clock | libfaketime in that process only (PostgreSQL has the supervisor's clock) |
+| disk full | filling a file system in memory that holds the victim's folder (PostgreSQL's is also that of the stack's record and logs) |
+| no memory | a control group that allows the victim no more memory than it has, so that the kernel kills it at its next page; where no group can be made, RLIMIT_AS at its current size, so that allocations fail |
+
+A lasting fault ends when it is lifted, or when the affected process has been replaced. Dead processes are restarted as on a user's
+machine, by `fulmen up`. There are two exceptions: the matrix restarts the aggregator, half a second after its death; and after the death
+of the supervisor a person runs `fulmen up` again, at once, and the seconds until it is ready count.
+
+| word | meaning |
+|---|---|
+| lost | a rollout that neither waits nor runs nor has ended |
+| doubled | a rollout that succeeded, was announced or was consumed twice |
+| skipped | a group of prompts that was never used |
+| trained twice | a rollout that two steps used |
+
+Retried attempts are none of these.
 
 ## Run it
 
 ```sh
 make crash-matrix                                   # all cells and 20 power cuts
-make crash-matrix SHORT=1                           # three cells
+make crash-matrix SHORT=1                           # two cells
 make crash-matrix ARGS="--victim store --fault kill"
 make crash-matrix ARGS=--resume                     # continues after an interruption
 make crash-matrix ARGS="--power-cuts 20"
-make crash-matrix ARGS="--stack-cuts 5"             # of whole stacks alone; keeps no figures
+make crash-matrix ARGS="--stack-cuts 5"             # power cuts of whole stacks only; stores no figures
 ```
 
-It needs Linux. Root is needed for namespaces, dropped packets, full disks and power cuts; `nft` (Debian: nftables) for dropped
-packets, `libfaketime` for clocks. A cell that cannot be run is listed with the reason. The raw figures are in
+It needs Linux; root for namespaces, dropped packets, full disks and power cuts; `nft` (Debian: nftables) for dropped packets; and
+`libfaketime` for clocks. A cell that cannot be run is listed with the reason. The raw figures are in
 `benchmarks/results/crash_matrix.json`.
 """
 
@@ -107,8 +119,8 @@ def _table(cells: list[dict[str, Any]]) -> str:
     lines = [
         "## Seconds until work continues",
         "",
-        "From the end of the fault to 16 more finished rollouts / 2 more training steps, which is more than can have been under way.",
-        "Bold: over 30 s, something lost or doubled, a rollout that failed, or a run that did not end.",
+        "From the end of the fault to 16 more finished rollouts / 2 more training steps, which is more than can have been running.",
+        "Bold: over 30 s, a lost or doubled rollout, a rollout that failed, or a run that did not end.",
         "",
         "| victim | " + " | ".join(FAULTS[fault] for fault in faults) + " |",
         "|---" * (len(faults) + 1) + "|",
@@ -140,9 +152,9 @@ def _deaths(cells: list[dict[str, Any]]) -> str:
     lines = [
         "## When a process dies",
         "",
-        "Of kill -9: who noticed first, when, and what it cost.",
+        "After kill -9: when the death was first noticed and by whom, and what it cost.",
         "",
-        "| process | noticed after | by | what it means | attempts that were retried | rollouts that failed |",
+        "| process | noticed after | by | effect | retried attempts | failed rollouts |",
         "|---|---|---|---|---|---|",
     ]
     for cell in cells:
@@ -190,22 +202,22 @@ def _power(power: dict[str, Any]) -> str:
     ended = sum(cut.get("run_ended", False) for cut in stack)
     return f"""## Power cuts
 
-{power["cuts"]} cuts at commit `{power["commit"]}` (seed {power["seed"]}). The files lie in ext4 on a disk whose write cache a cut
-empties: what was not flushed is gone, or, in every second cut, a random part of it is there, block by block. PostgreSQL runs as
-`fulmen up` starts it (fsync, full_page_writes and synchronous_commit on).
+{power["cuts"]} cuts at commit `{power["commit"]}` (seed {power["seed"]}). The files are in ext4 on a disk with a write cache that a
+cut empties: data that was not flushed is gone; in every second cut, a random part of its blocks remains. PostgreSQL runs as `fulmen up`
+starts it (fsync, full_page_writes and synchronous_commit on).
 
 | | |
 |---|---|
 | cuts of PostgreSQL and a store under load | {len(cuts)} |
-| acknowledged rollouts, ends of attempts, spans | {power["acknowledged_rollouts"]}, {power["acknowledged_ends"]}, {power["acknowledged_spans"]} |
-| of them lost: rollouts or ends, spans | {power["lost_rollouts"]}, {power["lost_spans"]} |
+| acknowledged: rollouts, ends of attempts, spans | {power["acknowledged_rollouts"]}, {power["acknowledged_ends"]}, {power["acknowledged_spans"]} |
+| lost of these: rollouts or ends, spans | {power["lost_rollouts"]}, {power["lost_spans"]} |
 | starts that failed | {power["corrupt_starts"]} |
 | pages with a wrong checksum at the end | {power["damaged_pages"]} |
-| blocks of 4 KiB in the cache at a cut, median and most | {dirty[len(dirty) // 2]}, {dirty[-1]} |
-| seconds from power to a store that serves, median and most | {starts[len(starts) // 2]}, {starts[-1]} |
+| blocks of 4 KiB in the cache at a cut, median and maximum | {dirty[len(dirty) // 2]}, {dirty[-1]} |
+| seconds from power-on to a serving store, median and maximum | {starts[len(starts) // 2]}, {starts[-1]} |
 | cuts of a whole stack in the middle of a run (spool, checkpoints, lineage and all) | {len(stack)} |
-| of these runs ended after `fulmen up` | {ended} |
+| of these runs, ended after `fulmen up` | {ended} |
 | rollouts lost, doubled; groups skipped; rollouts trained on twice, over these runs | {_total(stack, "lost")}, {_total(stack, "doubled")}; {_total(stack, "skipped")}; {_total(stack, "trained_twice")} |
 
-What this does not show: disks that say they have flushed and have not, and damage of what was flushed long ago.
+Not shown: disks that report a flush without doing it, and damage of data that was flushed long ago.
 """

@@ -111,9 +111,8 @@ FULL = _ordered(
 SHORT = tuple(
     Cell(victims=victims, fault=fault)
     for victims, fault in (
-        ((Victim.STORE,), Fault.NONE),
         ((Victim.RUNNER,), Fault.KILL),
         ((Victim.STORE, Victim.PROXY), Fault.KILL),
     )
 )
-"""What the gate runs: one cell of each kind, beside a calm run."""
+"""What the gate runs: one cell of each kind."""

@@ -18,11 +18,11 @@ from benchmarks.reliability.plan import FULL, Cell
 
 __all__ = ["Results"]
 
-METHOD = """A stack is started with `fulmen up` and its default settings in namespaces of its own. Each cell starts a GRPO run
-of small agents that call the model twice, does its harm from the second step on, waits for 16 finished rollouts and 2 steps after
-the end of the fault, lets the run end, and reads the books of all its rollouts: as the services list them, in the feed and the
-lineage of the run, and in PostgreSQL by a connection of its own. Detection is the first change of the supervisor's record or of
-another service's readiness, or the first warning in a log."""
+METHOD = """A stack is started with `fulmen up` and its default settings in its own namespaces. Each cell starts a GRPO run of
+small agents that call the model twice, and causes its fault from the second step on. It waits for 16 finished rollouts and 2 steps after the
+end of the fault, lets the run end, and checks all its rollouts: as the services list them, in the feed and the lineage of the run, and in
+PostgreSQL by its own connection. A fault is detected at the first change of the supervisor's record or of another service's
+readiness, or at the first warning in a log."""
 GOAL_CELLS = 60
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +38,7 @@ class Results:
         self._skipped: dict[str, str] = dict(known.get("not_made", {}))
         self._power: dict[str, Any] = known.get("power_cuts", {})
         self._settings: dict[str, Any] = known.get("settings", {})
+        self._measured: dict[str, Any] = {name: known[name] for name in ("date", "commit", "machine") if name in known}
         # What another commit did says nothing of this one.
         self._done = {key for key, cell in self._cells.items() if resume and cell.get("commit") == _commit()}
 
@@ -75,14 +76,7 @@ class Results:
         """Returns everything, JSON-ready."""
         return {
             "name": "crash_matrix",
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "commit": _commit(),
-            "machine": {
-                "cpus": os.cpu_count(),
-                "platform": platform.platform(),
-                "python": platform.python_version(),
-                "load_at_end": [round(load, 1) for load in os.getloadavg()],
-            },
+            **(self._measured or _present()),
             "method": " ".join(METHOD.split()),
             "settings": self._settings,
             "cells": self._in_order(),
@@ -113,10 +107,25 @@ class Results:
         return claims
 
     def _write(self) -> None:
+        self._measured = _present()
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(without_checkout(json.dumps(self.document(), indent=1)) + "\n", encoding="utf-8")
+
+
+def _present() -> dict[str, Any]:
+    """Returns the date, the commit and the machine of a measurement that is made now."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "load_at_end": [round(load, 1) for load in os.getloadavg()],
+        },
+    }
 
 
 def without_checkout(text: str) -> str:

@@ -171,7 +171,7 @@ def main() -> None:
         "--folder", default="", help="where the database is kept, to go on later; a temporary one by default"
     )
     parser.add_argument("--limit-s", type=float, default=900, help="seconds after which no further day is made")
-    parser.add_argument("--limit-gb", type=float, default=20, help="size after which no further day is made")
+    parser.add_argument("--limit-gb", type=float, default=40, help="size after which no further day is made")
     parser.add_argument("--only-fill", action="store_true", help="measure nothing, write no result")
     arguments = parser.parse_args()
     raw = uvloop.run(_run(arguments))

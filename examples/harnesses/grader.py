@@ -17,5 +17,6 @@ try:
         [sys.executable, "-c", task["test"]], cwd=repository, timeout=LIMIT_S, capture_output=True, check=False
     )
     print(int(tested.returncode == 0))
-except subprocess.TimeoutExpired:
+except (OSError, subprocess.TimeoutExpired):
+    # Too slow, or it has removed its repository.
     print(0)

@@ -51,7 +51,7 @@ def started(*arguments: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "is_forked"),
     [
-        (dict, True),
+        pytest.param(dict, True, marks=pytest.mark.long),
         (lambda: {"env": {**FEW, "FULMEN_STORE_PORT": "none"}}, True),
         (lambda: {"env": {**os.environ, "FULMEN_STORE_LOG_LEVEL": "loud"}, "start_new_session": True}, True),
         (lambda: {"env": {**os.environ, "PYTHONPATH": "/elsewhere"}}, False),

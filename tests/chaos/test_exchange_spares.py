@@ -111,6 +111,7 @@ def test_a_sum_that_one_rank_has_is_the_one_that_the_other_gets_from_the_spare(
     assert_conserved(ranks, tmp_path)
 
 
+@pytest.mark.long
 def test_servers_may_take_each_others_place_again_and_again(nursery: Nursery, tmp_path: Path) -> None:
     servers, reference = [nursery.server(folder=tmp_path) for _ in range(2)], Reference(rows=ROWS)
     ports = [server.port for server in servers]

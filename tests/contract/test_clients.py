@@ -49,6 +49,10 @@ def marks_of(language: str) -> list[pytest.MarkDecorator]:
     return [group] if language == "node" else [group, pytest.mark.long(short=True)]
 
 
+EVERY = [pytest.param(each, marks=marks_of(each)) for each in LANGUAGES]
+in_every_language = pytest.mark.parametrize("program", EVERY, indirect=True)
+"""What the gate tries in Java, too: a command there takes more than a second of a processor. The rest of it is long."""
+
 WAYS = {"drained": lambda language: [] if language == "node" else [pytest.mark.long], "cut off": lambda language: []}
 """How a runner loses its store, and marks: of a drain that of one language is enough for the gate."""
 MOVES = [
@@ -58,7 +62,12 @@ MOVES = [
 ]
 
 
-@pytest.fixture(params=[pytest.param(each, marks=marks_of(each)) for each in LANGUAGES])
+@pytest.fixture(
+    params=[
+        pytest.param(each, marks=[*marks_of(each), *([pytest.mark.long] if each == "java" else [])])
+        for each in LANGUAGES
+    ]
+)
 def program(request: pytest.FixtureRequest) -> Client:
     """Returns the program of one language, which nobody told yet where anything is."""
     return Client(program=built(request.param))
@@ -108,6 +117,7 @@ async def names_of_spans(stubs: Stubs, attempt: str) -> list[str]:
     return sorted(Span.FromString(one.span.otlp_span).name for one in response.spans)
 
 
+@in_every_language
 async def test_a_group_goes_from_its_creation_through_model_calls_to_the_feed(
     client: Client, runner: Client, store: StoreHandle, stubs: Stubs
 ) -> None:
@@ -177,6 +187,7 @@ async def test_a_group_larger_than_a_message_is_read_by_a_client_without_options
     assert {line["attempts"][0]["output"] for line in large["rollouts"]} == {'{"answer":"42"}'}
 
 
+@in_every_language
 async def test_a_runner_takes_no_more_than_it_has_credits_for(runner: Client, stubs: Stubs) -> None:
     names = await create(stubs, 5, input=TASK)
     lines = await runner.lines("run", "--count", 4, "--slots", 2, "--work-s", 0.2)
@@ -220,6 +231,7 @@ async def test_a_cancelled_attempt_is_stopped_and_reported(runner: Client, stubs
     assert rollout.attempts[0].failure_kind == failure_pb2.FAILURE_KIND_CANCELLED
 
 
+@in_every_language
 @pytest.mark.parametrize("lease_ttl_s", [2.0])
 async def test_a_lost_lease_stops_the_attempt_and_nothing_is_reported(
     runner: Client, stubs: Stubs, database_url: str
@@ -282,6 +294,7 @@ async def test_a_runner_takes_its_session_and_attempt_to_the_next_store(
     assert len(rollout.attempts) == 1
 
 
+@in_every_language
 @pytest.mark.parametrize("lease_ttl_s", [2.0])
 async def test_a_runner_whose_session_has_ended_begins_another(runner: Client, stubs: Stubs) -> None:
     await create(stubs, input=TASK)
@@ -295,6 +308,7 @@ async def test_a_runner_whose_session_has_ended_begins_another(runner: Client, s
     assert (second["resumed"], second["runner"] == first["runner"]) == (False, False)
 
 
+@in_every_language
 async def test_a_watch_outlives_a_restart_of_the_store(
     client: Client, runner: Client, store: StoreHandle, stubs: Stubs, database_url: str
 ) -> None:
@@ -338,6 +352,7 @@ async def test_a_wrong_command_line_is_told(program: Client) -> None:
         assert (done.status, done.lines, done.error["code"]) == (2, [], "USAGE")
 
 
+@in_every_language
 async def test_calls_go_over_tls_with_a_certificate_of_the_caller(
     program: Client, database_url: str, tmp_path: Path
 ) -> None:
@@ -365,6 +380,7 @@ async def test_calls_go_over_tls_with_a_certificate_of_the_caller(
             assert done.error["code"] in {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
+@in_every_language
 async def test_every_golden_vector_is_read_or_refused_as_it_should_be(program: Client) -> None:
     files = sorted(VECTORS.glob("*.json"))
     expected = []

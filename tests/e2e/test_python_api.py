@@ -25,7 +25,7 @@ from tests.support.algorithm.models import small_model
 from tests.support.folders import short_folder
 
 # The first test starts the stack, and two train.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long(short=True), pytest.mark.timeout(600)]
 
 # Those that are marked as not run follow a comment.
 BLOCK = re.compile(r"(?<!-->\n)^```python\n(.*?)```", re.DOTALL | re.MULTILINE)
@@ -127,7 +127,6 @@ def test_one_connection_serves_scripts_and_any_event_loop(client: fulmen.Client)
     assert asyncio.run(counted()) == 2
 
 
-@pytest.mark.long(short=True)
 def test_a_training_is_iterated_over_step_by_step(client: fulmen.Client, repository_root: Path) -> None:
     example = repository_root / "examples/arithmetic"
     run = client.train(
@@ -156,7 +155,6 @@ def test_a_training_is_iterated_over_step_by_step(client: fulmen.Client, reposit
     assert "<svg" in run._repr_html_()
 
 
-@pytest.mark.long(short=True)
 def test_a_training_of_several_stages_ends_with_the_last_and_each_is_iterated_over(
     client: fulmen.Client, repository_root: Path
 ) -> None:
@@ -179,7 +177,6 @@ def test_a_training_of_several_stages_ends_with_the_last_and_each_is_iterated_ov
     assert last.proto.policy.version == first.policy_version
 
 
-@pytest.mark.long(short=True)
 def test_the_trained_model_is_served_for_a_time_and_answers_the_call_that_is_shown(
     client: fulmen.Client, state_dir: Path
 ) -> None:
@@ -240,7 +237,6 @@ def test_every_problem_of_a_training_is_told_and_nothing_is_created(client: fulm
     assert [run.id for run in client.runs.list()] == before
 
 
-@pytest.mark.long(short=True)
 def test_versions_of_a_trainer_are_served_like_those_of_a_run(client: fulmen.Client, repository_root: Path) -> None:
     demonstration = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     base = small_model(Path(tempfile.mkdtemp()) / "tiny")
@@ -274,7 +270,6 @@ def test_versions_of_a_trainer_are_served_like_those_of_a_run(client: fulmen.Cli
         assert run.results["test_reward_mean"] == 1.0
 
 
-@pytest.mark.long(short=True)
 def test_the_examples_of_the_page_run(
     client: fulmen.Client, state_dir: Path, repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,14 +33,14 @@ held_out = 0.2
 SWEEP = """\
 name = "rates"
 train = "train.toml"
-trials = 4
+trials = 2
 [steps]
 setting = "dpo.steps"
 min = 2
 max = 4
 factor = 2
 [search]
-"dpo.learning_rate" = [1e-9, 1e-8, 1e-2, 2e-2]
+"dpo.learning_rate" = [1e-9, 2e-2]
 """
 RUNS = "projects/default/trainingRuns/"
 
@@ -79,17 +79,17 @@ async def test_a_sweep_that_was_killed_goes_on_with_the_runs_that_it_has(world: 
     config.write_text(SWEEP)
     await killed_after_the_first_run(config, world.state_dir)
     first = await runs_of(world)
-    assert 1 <= len(first) <= 4
+    assert 1 <= len(first) <= 2
     done = await world.fulmen("sweep", config, "-o", "json")
     assert done.status == 0, done.stderr
     results = json.loads(done.stdout)
-    assert sorted(each["trial"] for each in results) == [0, 1, 2, 3]
-    assert [each["steps"] for each in results] == [4, 4, 2, 2]
-    assert results[0]["settings"]["dpo.learning_rate"] >= 1e-2
+    assert sorted(each["trial"] for each in results) == [0, 1]
+    assert [each["steps"] for each in results] == [4, 2]
+    assert results[0]["settings"]["dpo.learning_rate"] == 2e-2
     assert results[0]["value"] > results[-1]["value"] - 1e-9
     runs = await runs_of(world)
-    # Those that are left went on: each of the four trained two steps, and two of them two more.
-    assert sorted(run.step for run in runs) == [2, 2, 4, 4]
+    # The one that is left went on: both trained two steps, and it two more.
+    assert sorted(run.step for run in runs) == [2, 4]
     assert [await steps_trained(world, run.name) for run in runs] == [list(range(1, run.step + 1)) for run in runs]
     out = [run for run in runs if run.step == 2]
     assert {run.state for run in out} == {training_run_pb2.TRAINING_RUN_STATE_CANCELLED}

@@ -123,8 +123,11 @@ async def test_reference_and_critic_on_gpus_of_their_own_change_no_number(
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="torch finds fewer than 2 GPUs")
-async def test_matrices_split_over_two_gpus_give_the_losses_of_a_cpu(model_dir: Path, rows: list[Row]) -> None:
-    compute = ComputeSettings(parallel=Ddp(ranks=2, tensor=2), precision=Precision.FP32)
+@pytest.mark.parametrize("split", [{"tensor": 2}, {"context": 2}], ids=["matrices", "rows"])
+async def test_what_is_split_over_two_gpus_gives_the_losses_of_a_cpu(
+    split: dict[str, int], model_dir: Path, rows: list[Row]
+) -> None:
+    compute = ComputeSettings(parallel=Ddp(ranks=2, **split), precision=Precision.FP32)
     trainer = await RankGroupTrainer.open(setup_of(model_dir, compute), GroupOptions(device="cuda"))
     try:
         assert await losses(trainer, rows) == pytest.approx(await on_cpu(model_dir, rows), abs=1e-4)

@@ -2,7 +2,7 @@
 
 Method: two tasks. Text: a transformer of 0.56 M parameters learns the source of Python's standard library byte by byte,
 four ranks of one process, 400 steps, loss on held-out files. Arithmetic: GRPO on the example of that name with two ranks
-in processes of their own (four in one pair of cases), 40 training steps (160 of the optimiser), mean reward of the last 10. Ratios grow over the
+in processes of their own (four in some cases), 40 training steps (160 of the optimiser), mean reward of the last 10. Ratios grow over the
 first tenth of the rounds. Each case is held, seed by seed, against the dense exchange with the same optimiser (SGD with
 momentum 0.9 where DGC holds the momentum itself); the unit is the sample standard deviation of the dense exchange over
 its seeds, and a mean difference of at most one is within noise. Learning rates were chosen on a seed that is not

@@ -161,6 +161,9 @@ DGC_50: Mapping[str, Any] = {"codec": "dgc", "ratio": 50.0}
 # Sends 50 times fewer bytes of this small model, of which vectors are sent as they are.
 DGC_60: Mapping[str, Any] = {"codec": "dgc", "ratio": 60.0}
 DGC_100: Mapping[str, Any] = {"codec": "dgc", "ratio": 100.0}
+# Saves 50 times the bytes both ways with four ranks, whose union comes back.
+DGC_200: Mapping[str, Any] = {"codec": "dgc", "ratio": 200.0}
+DGC_DOWN: Mapping[str, Any] = {"codec": "dgc", "ratio": 100.0, "ratio_down": 100.0}
 TEXT_CASES = (
     _text(DENSE_ADAMW, {"codec": "none"}, ADAMW, 2e-3, tried=(1e-3, 2e-3, 3e-3, 5e-3)),
     _text("bf16", {"codec": "bf16"}, ADAMW, 2e-3, dense=DENSE_ADAMW, claimed=True),
@@ -175,6 +178,8 @@ TEXT_CASES = (
     _text("dgc 50x", DGC_50, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD),
     _text("dgc 60x", DGC_60, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
     _text("dgc 100x", DGC_100, PLAIN_SGD, 0.3, tried=(0.1, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
+    _text("dgc 200x", DGC_200, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
+    _text("dgc 100x down 100x", DGC_DOWN, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD),
     _text("topk 100x", {"codec": "topk"}, SGD, 0.5, tried=(0.2, 0.5), dense=DENSE_SGD),
     _text("topk_quantised 100x", {"codec": "topk_quantised"}, SGD, 0.5, tried=(0.2, 0.5, 0.8), dense=DENSE_SGD),
     _text("powersgd rank 4", {"codec": "powersgd"}, SGD, 0.5, tried=(0.2, 0.5, 0.8), dense=DENSE_SGD),
@@ -211,5 +216,8 @@ ARITHMETIC_CASES = (
     _arithmetic("lowrank_quantised rank 4", {"codec": "lowrank_quantised"}, SGD, 0.1, dense=DENSE_SGD),
     _arithmetic(FOUR_RANKS, {"codec": "none"}, SGD, 0.1, ranks=4),
     _arithmetic("dgc 100x of four", {"codec": "dgc"}, PLAIN_SGD, 0.1, ranks=4, dense=FOUR_RANKS, claimed=True),
+    _arithmetic(
+        "dgc 200x of four", {"codec": "dgc", "ratio": 200.0}, PLAIN_SGD, 0.1, ranks=4, dense=FOUR_RANKS, claimed=True
+    ),
 )
 CASES = (*TEXT_CASES, *ARITHMETIC_CASES)

@@ -14,6 +14,7 @@ from fulmen.errors import Code, FulmenError, Unavailable
 from fulmen.train_toml.train import ConfigError
 from fulmen_cli.local.errors import PortInUseError, StackError, StackRunningError
 from fulmen_cli.local.postgres import EmbeddedPostgresError
+from fulmen_cli.printable import printable
 
 __all__ = ["CommandFailed", "Exit", "reported"]
 
@@ -84,5 +85,5 @@ def _describe(error: FulmenError) -> str:
 
 
 def _fail(message: str, code: Exit) -> None:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {printable(message)}\n")
     raise typer.Exit(int(code))

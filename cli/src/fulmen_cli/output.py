@@ -11,13 +11,15 @@ from typing import Any, Final
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from fulmen.messages import enum_word
 from fulmen_cli.command import Output
+from fulmen_cli.printable import printable
 
 __all__ = [
     "as_dict",
@@ -36,9 +38,20 @@ WIDTH_WITHOUT_TERMINAL: Final = 400
 WIDEST: Final = 10_000
 
 
-def console() -> Console:
-    """Returns a console on the current standard output; without a terminal, lines are not wrapped."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
+class _Screen(Console):
+    """A console that shows all texts as they are: brackets are no markup, and control characters reach no terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yields the segments of what is printed."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console on the current standard output, or error; without a terminal, lines are not wrapped."""
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    width = None if is_terminal else WIDTH_WITHOUT_TERMINAL
+    return _Screen(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
 def as_dict(message: Message) -> dict[str, Any]:
@@ -112,7 +125,7 @@ def when(time: Timestamp) -> str:
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
     """Shows progress on standard error, if that is a terminal; yields a function that updates the text."""
-    with Console(stderr=True, highlight=False).status(text) as status:
+    with console(stderr=True).status(text) as status:
         yield status.update
 
 

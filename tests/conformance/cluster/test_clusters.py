@@ -29,7 +29,15 @@ from tests.support.processes import all_ended
 
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
-KINDS = ["local", "hosts", "slurm", "kubernetes", "joined", pytest.param("ray", marks=pytest.mark.long(short=True))]
+KINDS = [
+    "local",
+    # Machines that these tests start by themselves: what is theirs is that of all clusters but the first.
+    pytest.param("hosts", marks=pytest.mark.long),
+    "slurm",
+    "kubernetes",
+    "joined",
+    pytest.param("ray", marks=pytest.mark.long(short=True)),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -105,7 +113,8 @@ async def test_nodes_that_are_not_to_be_used_get_no_process(cluster, kind):
     assert len(set(found)) == 2
 
 
-@pytest.mark.parametrize("how", ["exits", "is killed"])
+# A status is told of a group that cannot start, too.
+@pytest.mark.parametrize("how", [pytest.param("exits", marks=pytest.mark.long), "is killed"])
 async def test_the_end_of_a_process_is_told(cluster, how):
     calls = Calls(2)
     group = await cluster.start(order_of(2), calls.welcome)

@@ -27,18 +27,12 @@ async def alone(model_dir: Path) -> AsyncIterator[Trainer]:
     thread.close()
 
 
-QUICK = "fsdp2, 2 ranks"
-"""In `make test`."""
 SHORT = "fsdp2 and tensor, 4 ranks"
 """In the short form of the long tests: it splits weights in both ways."""
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        QUICK,
-        *(pytest.param(each, marks=pytest.mark.long(short=each == SHORT)) for each in GROUPS if each != QUICK),
-    ],
+    scope="module", params=[pytest.param(each, marks=pytest.mark.long(short=each == SHORT)) for each in GROUPS]
 )
 def setup(request: pytest.FixtureRequest, model_dir: Path) -> TrainerSetup:
     """Returns what the group of a test is opened with."""

@@ -111,7 +111,11 @@ async def test_what_loses_little_learns_what_one_process_learns(codec, rule, gro
         thread.close()
 
 
-@pytest.mark.parametrize("given", STATEFUL, ids=lambda given: "-".join(map(str, given.values()))[:40])
+@pytest.mark.parametrize(
+    "given",
+    long_but([STATEFUL[0], STATEFUL[3], STATEFUL[6]], STATEFUL),
+    ids=lambda given: "-".join(map(str, given.values()))[:40],
+)
 async def test_training_resumes_bit_for_bit_with_its_residuals(given, group, rows, setup_of, tmp_path):
     codec = SETTINGS.validate_python(given)
     # With an outer loop each rank has moments of its own.

@@ -25,13 +25,14 @@ class Endpoint:
     statuses: list[int] = field(default_factory=list)
     requests: list[tuple[str, dict]] = field(default_factory=list)
     url: str = ""
+    answer: dict = field(default_factory=lambda: GOOD)
 
     async def serve(self, request: web.Request) -> web.Response:
         self.requests.append((request.headers.get("Authorization", ""), await request.json()))
         status = self.statuses.pop(0) if self.statuses else 200
         if status == 307:
             raise web.HTTPTemporaryRedirect(request.path)
-        return web.json_response(GOOD if status == 200 else {"error": {"message": "not now"}}, status=status)
+        return web.json_response(self.answer if status == 200 else {"error": {"message": "not now"}}, status=status)
 
 
 @pytest_asyncio.fixture
@@ -65,6 +66,28 @@ async def test_an_answer_comes_with_what_it_cost(endpoint):
     [(authorization, body)] = endpoint.requests
     assert authorization == "Bearer s3cret"
     assert body == {"model": "m", "messages": [{"role": "user", "content": "well?"}], "max_tokens": 1024}
+
+
+async def test_half_of_a_surrogate_pair_at_the_end_of_an_answer_becomes_a_sign_that_can_be_sent(endpoint):
+    endpoint.answer = {"choices": [{"message": {"content": "cut \ud83d"}}]}
+    assert (await ask(endpoint)).text == "cut ?"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"usage": {"prompt_tokens": float("inf")}},
+        {"usage": {"completion_tokens": float("nan")}},
+        {"usage": [1]},
+        {"choices": []},
+        {"choices": [{"message": None}]},
+        {"choices": {"0": 1}},
+    ],
+)
+async def test_an_answer_of_another_form_fails_the_run_with_a_reason(endpoint, changed):
+    endpoint.answer = {**GOOD, **changed}
+    with pytest.raises(RunFailed, match="not a chat completion"):
+        await ask(endpoint)
 
 
 async def test_a_rate_limit_is_waited_out_and_reported(endpoint):

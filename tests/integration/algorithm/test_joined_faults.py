@@ -215,7 +215,7 @@ async def test_a_line_that_is_too_slow_for_every_version_gets_some_of_them_and_h
     await site.joins(run)
     await site.joins(run)
     site.machines.slow_down(1, mbit=0.256, both_ways=False)
-    for _ in range(8):
+    for _ in range(4):
         version = await run.published()
     assert site.agents[0].loaded()[-1] == version
     behind = site.agents[1].loaded()[-1]

@@ -183,7 +183,7 @@ MOVES = [
 
 @pytest.mark.parametrize(
     ("earlier", "later"),
-    long_but([(OneProcess(), HYBRID), (HYBRID, Ddp(ranks=2)), (FOUR, Fsdp2(ranks=3))], MOVES),
+    long_but([(HYBRID, Ddp(ranks=2)), (FOUR, Fsdp2(ranks=3))], MOVES),
     ids=named,
 )
 def test_a_state_is_restored_by_any_number_of_ranks_and_parts(earlier, later, run, model_dir, rows, tmp_path):
@@ -210,7 +210,7 @@ def test_a_model_that_the_library_converts_is_restored_too(run, model_dir, rows,
             assert all(torch.equal(one, found[name]) for name, one in written.items() if torch.is_tensor(one))
 
 
-@pytest.mark.parametrize("parallel", [Fsdp2(ranks=4, shard=2), Ddp(ranks=2)], ids=named)
+@pytest.mark.parametrize("parallel", long_but([HYBRID], [HYBRID, Ddp(ranks=2)]), ids=named)
 def test_the_ranks_of_any_copy_write_the_state_without_the_others(parallel, run, model_dir, rows, tmp_path):
     case = Case(model_dir=model_dir, rows=rows, parallel=parallel)
     written = run(parallel.ranks, parts.store_by_last_copy, case, tmp_path)

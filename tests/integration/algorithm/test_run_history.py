@@ -95,6 +95,26 @@ async def test_steps_notices_and_rollbacks_reach_the_store_and_outlive_the_servi
         assert [(each.step, list(each.rewards.counts)) for each in steps] == [(1, [3, 1]), (2, [3, 2])]
 
 
+async def test_a_run_whose_project_is_gone_and_a_measurement_that_is_refused_hold_up_nothing_else(
+    database_url: str, tmp_path: Path
+) -> None:
+    with RunStorage(tmp_path / "state") as storage:
+        runs = RunRegistry(storage, clock=now)
+        for name in ("projects/gone/trainingRuns/first", RUN):
+            runs.add(training_run(name=name))
+            runs.move(name, RunState.RUNNING)
+        measure(runs, 1, 3.0)
+        runs.entry(RUN).events.step_done(StepMetrics(step=2, values={"loss": 2.0, "x" * 200: 1.0}))
+        measure(runs, 3, 1.0)
+        async with (
+            running_store(database_url) as store,
+            open_channel(store.target, token=store.token(Role.SERVICE)) as channel,
+        ):
+            await recorded(store)
+            async with delivering(runs, channel):
+                await until_losses(await store.stubs(role=Role.READER), [(1, 3.0), (3, 1.0)])
+
+
 async def test_what_was_measured_while_the_store_was_away_is_delivered_when_it_is_back(
     database_url: str, tmp_path: Path
 ) -> None:

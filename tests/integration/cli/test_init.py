@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.distributions import ROOT
+from tests.support.soak import long_but
 
 LIMIT_S = 60
 # The others' environments are those of `make test-frameworks`, whose tests run the templates, too.
@@ -31,8 +32,13 @@ def fulmen(folder: Path, *arguments: str, limit_s: float = LIMIT_S) -> subproces
     )
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "apo"])
-@pytest.mark.parametrize("framework", WITHOUT_ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("framework", "algorithm"),
+    long_but(
+        [("plain", "grpo"), ("command", "grpo"), ("node", "apo")],
+        [(framework, algorithm) for framework in WITHOUT_ENVIRONMENT for algorithm in ("grpo", "apo")],
+    ),
+)
 def test_a_new_project_passes_the_check_with_the_fake_model_as_it_is(
     tmp_path: Path, framework: str, algorithm: str
 ) -> None:

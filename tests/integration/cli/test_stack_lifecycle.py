@@ -184,6 +184,7 @@ def test_a_port_in_use_is_one_clear_error_and_nothing_is_started(state: Path) ->
     assert not EmbeddedPostgres(state / "postgres").log_file.exists()
 
 
+@pytest.mark.long
 def test_two_stacks_that_start_at_the_same_moment_and_would_like_the_same_ports_both_run(
     state: Path, short_tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fulmen_service_kit.security.tokens import Role
 from tests.support.algorithm.models import small_model
+from tests.support.console import console_of
 from tests.support.store.running import StoreHandle
 from tests.support.tinker import NAME, Failed, Program, datum, program_of, served
 
@@ -264,14 +265,19 @@ async def test_only_tokens_that_may_train_train_and_projects_see_nothing_of_each
     with pytest.raises(Failed) as stranger:
         await program.call("create_session", {}, key="tml-nobody")
     assert (stranger.value.status, stranger.value.body["reason"]) == (401, "TOKEN_INVALID")
-    reader = Program(program.url, program.http, store.token(Role.READER))
-    await reader.begin()
-    with pytest.raises(Failed) as refused:
-        await reader.model()
-    assert refused.value.body["reason"] == "PERMISSION_DENIED"
-
     model = await program.model()
     request = (await program.call("forward_backward", program.data(model, weighted())))["request_id"]
+    for role in (Role.READER, Role.RUNNER):
+        watcher = Program(program.url, program.http, store.token(role, project="projects/default"))
+        for path, body in (
+            ("create_session", {}),
+            ("session_heartbeat", {"session_id": program.session}),
+            ("retrieve_future", {"request_id": request}),
+            (f"sessions/{program.session}/finish", {}),
+        ):
+            with pytest.raises(Failed) as refused:
+                await watcher.call(path, body)
+            assert (refused.value.status, refused.value.body["reason"]) == (403, "PERMISSION_DENIED")
     other = Program(program.url, program.http, f"tml-{store.token(Role.CLIENT, project='projects/other')}")
     await other.begin()
     for path, body in (
@@ -283,6 +289,43 @@ async def test_only_tokens_that_may_train_train_and_projects_see_nothing_of_each
             await other.call(path, body)
         assert unseen.value.status in (404, 410)
     await program.fetch(request)
+
+
+async def test_a_page_of_another_site_trains_nothing_where_no_token_is_needed(store: StoreHandle) -> None:
+    async with console_of(store, dev_mode=True, algorithm_target=store.target) as browser:
+        request = b'{"session_id": "x"}'
+        page = {"content_type": "text/plain", "origin": "https://elsewhere.example"}
+        for headers, status in ((page, 403), ({"sec_fetch_site": "cross-site"}, 403), ({}, 404)):
+            answer = await browser.send("POST", "/api/v1/session_heartbeat", request, **headers)
+            assert answer.status == status, answer.body
+
+
+async def trainers(program: Program) -> int:
+    """Returns the number of trainers in the algorithm service."""
+    address = f"{program.url}/fulmen.algorithm.v1.TrainerService/ListTrainers"
+    async with program.http.post(address, json={}, headers={"authorization": f"Bearer {program.key}"}) as answer:
+        return len((await answer.json()).get("trainers", []))
+
+
+async def test_weights_that_replace_others_leave_no_trainer_behind(program: Program) -> None:
+    first = await program.model()
+    saved = await program.do("save_weights", program.numbered(first, path="begin"))
+    other = await program.model(1)
+    for _ in range(3):
+        await program.do("load_weights", program.numbered(other, path=saved["path"], optimizer=True))
+        await program.backward(other, weighted())
+        assert await trainers(program) == 2
+    assert (await program.call("get_info", {"model_id": first}))["model_name"] == NAME
+
+
+async def test_a_model_that_is_made_while_its_session_ends_leaves_no_trainer_behind(program: Program) -> None:
+    config = {"rank": 4, "seed": 0}
+    body = {"session_id": program.session, "model_seq_id": 0, "base_model": NAME, "lora_config": config}
+    request = (await program.call("create_model", body))["request_id"]
+    await program.call(f"sessions/{program.session}/finish", {})
+    with pytest.raises(Failed, match="session ended before"):
+        await program.fetch(request)
+    assert await trainers(program) == 0
 
 
 @pytest.mark.long(short=True)

@@ -76,7 +76,10 @@ def test_uncompressed_four_ranks_take_the_steps_of_plain_ddp_but_for_rounding(ru
 
 @pytest.mark.parametrize(
     ("codec", "ranks"),
-    [*((name, 2) for name in sorted(load_codecs())), ("topk", 4), pytest.param("powersgd", 4, marks=pytest.mark.long)],
+    long_but(
+        [("dgc", 2), ("masked", 2), ("powersgd", 2), ("topk", 4)],
+        [*((name, 2) for name in sorted(load_codecs())), ("topk", 4), ("powersgd", 4)],
+    ),
 )
 def test_with_every_codec_all_ranks_have_the_same_weights_after_each_step(run: Run, codec: str, ranks: int) -> None:
     found = run(ranks, hook_ranks.train, codec, {"check_every": 5}, STEPS, {})

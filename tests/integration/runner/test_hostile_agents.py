@@ -53,6 +53,11 @@ def eats_memory(task):
 def ends_by_a_signal(task): os.kill(os.getpid(), signal.SIGSEGV)
 def exits(task): sys.exit(7)
 def tells_its_key(task): raise RuntimeError("my key is " + os.environ["OPENAI_API_KEY"])
+def says_half_a_character(task): raise RuntimeError("half " + json.loads('"\\\\ud83d"'))
+def reports_without_bound(task):
+    with open(os.environ.get("FULMEN_PROGRESS_FILE", os.devnull), "w") as file: file.write('{"fraction": 1' + "0" * 400 + "}")
+    time.sleep(5)  # the runner looks every two seconds
+    return 1
 def gives_nan(task): return float("nan")
 def gives_infinity(task): return float("inf")
 def gives_too_much(task): return 10 ** 400
@@ -97,6 +102,7 @@ FLOOD = error(r"output limit of 1000000 bytes.*MAX_COMMAND_OUTPUT")
 HUNGRY = error(r"memory limit of 143\.1 MiB \(FULMEN_RUNNER_ATTEMPT_MEMORY_BYTES\)")
 SIGNAL = error(r"signal 11 \(SIGSEGV\)")
 MASKED = error(r"my key is \[masked\]")
+HALF = error(r"half \?")
 NO_NUMBER = error("finite")
 TOO_MANY = error("at most 256 (rewards|are allowed)")
 
@@ -112,6 +118,8 @@ MATRIX: dict[str, tuple[End | None, End | None, End | None]] = {
     "ends_by_a_signal": (NOT_HELD, SIGNAL, SIGNAL),
     "exits": (error("SystemExit: 7"), error("SystemExit: 7"), error("status 7")),
     "tells_its_key": (MASKED, MASKED, MASKED),
+    "says_half_a_character": (HALF, HALF, error("half ")),
+    "reports_without_bound": (GOOD, GOOD, GOOD),
     "gives_nan": (NO_NUMBER, NO_NUMBER, NO_NUMBER),
     "gives_infinity": (NO_NUMBER, NO_NUMBER, NO_NUMBER),
     "gives_too_much": (NO_NUMBER, NO_NUMBER, NO_NUMBER),

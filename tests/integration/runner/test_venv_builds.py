@@ -99,8 +99,15 @@ def source_of(folder: Path, secret: Path) -> None:
             tar.addfile(member, io.BytesIO(text.encode()))
 
 
-@pytest.mark.parametrize("tool", ["uv", "pip"])
-@pytest.mark.parametrize("isolation", [Isolation.TRUSTED, pytest.param(Isolation.SANDBOX, marks=sandboxed)])
+@pytest.mark.parametrize(
+    ("isolation", "tool"),
+    [
+        (Isolation.TRUSTED, "uv"),
+        pytest.param(Isolation.TRUSTED, "pip", marks=pytest.mark.long),
+        pytest.param(Isolation.SANDBOX, "uv", marks=sandboxed),
+        pytest.param(Isolation.SANDBOX, "pip", marks=sandboxed),
+    ],
+)
 async def test_either_tool_builds_an_environment_that_nobody_may_write(
     make: Make, bundle: Callable[[str], Path], tmp_path: Path, tool: str, isolation: Isolation
 ) -> None:

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import opentelemetry.trace
 import pytest
 
-from tests.support.isolation import sandboxed
+from tests.support.isolation import NO_SANDBOX, sandboxed
 from tests.support.runner.fixtures import World
 from tests.support.runner.harness import RunnerProcess, rollouts_of
 from tests.support.runner.wheels import ClosedIndex, other_pythons, sha256_hex, wheel
@@ -35,6 +35,11 @@ def solve(task, context):
 def grade(task, outcome):
     return float(outcome["version"] == shared_package.VERSION)
 """
+# Where there is a sandbox, what works in it works without it.
+ISOLATION = [
+    pytest.param("trusted", marks=() if NO_SANDBOX else pytest.mark.long),
+    pytest.param("sandbox", marks=sandboxed),
+]
 COMMAND = """
 import json, shutil, sys, shared_package, fulmen
 fulmen.emit_reward(0.25, dimension="emitted")
@@ -118,7 +123,7 @@ def environment(folder: Path, package: Path, python: str = sys.executable) -> Pa
     return folder
 
 
-@pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
+@pytest.mark.parametrize("isolation", ISOLATION)
 async def test_agents_with_conflicting_requirements_run_side_by_side_in_environments_that_are_built_once(
     world: World, settings: dict[str, str], isolation: str
 ) -> None:
@@ -158,7 +163,7 @@ async def test_agents_with_conflicting_requirements_run_side_by_side_in_environm
     assert not [status for status in made if status.st_mode & 0o222]
 
 
-@pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
+@pytest.mark.parametrize("isolation", ISOLATION)
 async def test_a_command_finds_its_packages_its_programs_and_the_sdk(
     world: World, settings: dict[str, str], isolation: str
 ) -> None:
@@ -170,7 +175,7 @@ async def test_a_command_finds_its_packages_its_programs_and_the_sdk(
     assert (ended.message, ended.rewards) == ("", {("reward", None): 2.0, ("own", None): 1.0, ("emitted", None): 0.25})
 
 
-@pytest.mark.parametrize("isolation", ["trusted", pytest.param("sandbox", marks=sandboxed)])
+@pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("python", [sys.executable, *OTHER_PYTHONS[:1]])
 async def test_an_agent_runs_in_an_environment_of_the_machine_whatever_its_python(
     world: World, settings: dict[str, str], tmp_path: Path, packages: Path, isolation: str, python: str

@@ -20,6 +20,8 @@ GROUPS = {
     "fsdp2, 2 copies in 2 parts": ComputeSettings(parallel=Fsdp2(ranks=4, shard=2)),
     "tensor, 2 copies of 2 ranks": ComputeSettings(parallel=Ddp(ranks=4, tensor=2)),
     "fsdp2 and tensor, 4 ranks": ComputeSettings(parallel=Fsdp2(ranks=4, tensor=2), gradient_checkpointing=True),
+    "context, 2 copies of 2 ranks": ComputeSettings(parallel=Ddp(ranks=4, context=2)),
+    "fsdp2 and context, 4 ranks": ComputeSettings(parallel=Fsdp2(ranks=4, context=2), gradient_checkpointing=True),
 }
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 
 import typer.testing
+from typer.main import get_command
 from typer.testing import CliRunner
 
-__all__ = ["CliRunner"]
+__all__ = ["CliRunner", "built"]
 
-typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
+built = functools.cache(get_command)
+typer.testing._get_command = built  # type: ignore[attr-defined]

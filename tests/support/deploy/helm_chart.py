@@ -17,6 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from yaml.constructor import SafeConstructor
 
 from tests.support.kubernetes.schema import schema_problems
 
@@ -128,7 +129,7 @@ VALUES: dict[str, Document] = {
 """Values by the name of the case; every test of what must always hold goes through all of them."""
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Refuses a key that stands twice in a mapping, of which the last would win silently."""
 
 
@@ -136,7 +137,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) 
     keys = [loader.construct_object(key, deep=deep) for key, _ in node.value]
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise AssertionError(f"{node.start_mark}: twice: {', '.join(sorted(map(str, twice)))}")
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+    return SafeConstructor.construct_mapping(loader, node, deep=True)
 
 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -120,8 +120,9 @@ def command_line(program: str) -> Any:
     """Returns the command line of one of our programs."""
     if program == "fulmen":
         from fulmen_cli.main import app
+        from tests.support.cli.command_runner import built
 
-        return typer.main.get_command(app)
+        return built(app)
     module = importlib.import_module(f"{SERVICES[program]}.__main__")
     return typer.main.get_command(module.main)
 

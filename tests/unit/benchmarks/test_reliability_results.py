@@ -1,4 +1,4 @@
-"""Results of the crash matrix say nothing of the machine's folders."""
+"""Results of the crash matrix say when and where they were measured, and nothing of the machine's folders."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.reliability.page import _falls_short
-from benchmarks.reliability.results import without_checkout
+from benchmarks.reliability.results import Results, without_checkout
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results/crash_matrix.json"
 
@@ -15,6 +15,27 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/results/crash_matrix.json"
 def test_tracebacks_name_files_relative_to_the_checkout(repository_root: Path) -> None:
     text = json.dumps(f'File "{repository_root}/examples/agent.py", line 3')
     assert json.loads(without_checkout(text)) == 'File "examples/agent.py", line 3'
+
+
+def test_a_page_of_stored_results_has_the_date_commit_and_machine_of_their_measurement() -> None:
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+
+    document = Results(RESULTS, resume=False).document()
+
+    assert {name: document[name] for name in ("date", "commit", "machine")} == {
+        name: stored[name] for name in ("date", "commit", "machine")
+    }
+
+
+def test_new_results_have_the_date_of_today(tmp_path: Path) -> None:
+    stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({**stored, "date": "2001-01-01"}), encoding="utf-8")
+    results = Results(path, resume=False)
+
+    results.add(stored["cells"][0], settings={})
+
+    assert results.document()["date"] > "2001-01-01"
 
 
 def test_published_results_name_no_absolute_python_file() -> None:

@@ -27,16 +27,10 @@ from fulmen_cli.local.record import StackFolder
 from fulmen_cli.main import app
 from fulmen_service_kit.security.keys import StoreKeys
 from fulmen_service_kit.security.tokens import Role, TokenSigner, TokenVerifier
-from tests.support.cli.command_runner import CliRunner
+from tests.support.cli.command_runner import CliRunner, built
 
 runner = CliRunner()
-ROOT = typer.main.get_command(app)
-
-
-@pytest.fixture(autouse=True)
-def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the runner take the command that is built already; a build takes longer than most tests."""
-    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
+ROOT = built(app)
 
 
 def all_commands() -> Iterator[tuple[str, ...]]:

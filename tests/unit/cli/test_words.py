@@ -12,8 +12,9 @@ import typer
 
 from fulmen_cli.main import app
 from fulmen_cli.words import WORDS, app_of, overview
+from tests.support.cli.command_runner import built
 
-WHOLE = typer.main.get_command(app)
+WHOLE = built(app)
 LIMIT_S = 60
 
 

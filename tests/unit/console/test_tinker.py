@@ -185,6 +185,23 @@ async def test_what_waits_is_bounded_in_number_and_bytes(monkeypatch: pytest.Mon
     assert all(isinstance(each, FulmenError) for each in errors)
 
 
+async def test_answers_for_which_there_is_no_room_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(futures_module, "MAX_BYTES", 1000)
+    futures = Futures()
+
+    async def work() -> Answered:
+        return Answered(b"x" * 300, b"")
+
+    begun = [futures.begin(str(number), PROJECT, work) for number in range(4)]
+    begun.append(futures.begin("other", "projects/other", work))
+    for future in begun:
+        await future.done.wait()
+    assert [future.answer is not None for future in begun] == [True, False, False, False, True]
+    assert all(future.task is None for future in begun)
+    assert isinstance(begun[1].error, QuotaExceeded)
+    assert futures.held_bytes == 600
+
+
 MANY = 300_000
 BEGIN = b'{"sampling_session_id":"s","seq_id":1,"sampling_params":{},"prompt":{"chunks":['
 

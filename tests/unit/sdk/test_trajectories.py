@@ -21,8 +21,18 @@ from fulmen.model_call import (
 )
 from fulmen.store.v1.span_pb2 import SpanChunk, SpanCodec, SpanRecord
 from fulmen.trajectories import BreakReason, DropReason, trajectories, trajectory
+from fulmen.trajectories.roles import MAX_CLIENTS, RESPONSE_ID_ATTRIBUTE
 from fulmen.type.v1.model_call_pb2 import ModelCallRecord
-from tests.support.sdk.trajectory_cases import ATTEMPT, attempts, attribute, chunk_of, plain, record_of, records_of
+from tests.support.sdk.trajectory_cases import (
+    ATTEMPT,
+    attempts,
+    attribute,
+    chunk_of,
+    plain,
+    record_of,
+    records_of,
+    span_record,
+)
 from tests.support.sdk.trajectory_reference import PlainCall, PlainSpan, World, dropped_calls, reference_rows
 
 
@@ -207,6 +217,33 @@ def test_spans_that_are_each_others_parents_name_nobody() -> None:
     spans = [PlainSpan(id=101, parent=102), PlainSpan(id=102, parent=101)]
     result = trajectory([chunk_of(records_of([plain([1], [2], parent=101)], spans))])
     assert result.agents == ("",)
+
+
+def test_a_call_is_below_its_clients_span_unless_very_many_spans_name_its_answer() -> None:
+    named = [attribute(RESPONSE_ID_ATTRIBUTE, "answer")]
+    call = record_of(plain([1], [2]), 0, *named)
+    for count, agent in ((MAX_CLIENTS, "planner"), (MAX_CLIENTS + 1, "")):
+        spans = [span_record(PlainSpan(id=100 + number, agent="planner")) for number in range(count)]
+        for record in spans:
+            span = Span.FromString(record.otlp_span)
+            span.attributes.extend(named)
+            record.otlp_span = span.SerializeToString()
+        assert trajectory([chunk_of([call, *spans])]).agents == (agent,)
+
+
+def test_spans_that_all_name_one_answer_in_a_chain_without_end_hold_up_nobody() -> None:
+    # 800,000,000 steps from each to the first.
+    spans = [PlainSpan(id=100 + number, parent=99 + number) for number in range(40_000)]
+    records = [span_record(span) for span in spans]
+    for record in records:
+        span = Span.FromString(record.otlp_span)
+        span.attributes.append(attribute(RESPONSE_ID_ATTRIBUTE, "answer"))
+        record.otlp_span = span.SerializeToString()
+    calls = [
+        record_of(plain([1], [2], parent=40_099), index, attribute(RESPONSE_ID_ATTRIBUTE, "answer"))
+        for index in range(50)
+    ]
+    assert sum(row.call_count for row in trajectory([chunk_of([*records, *calls])]).rows) == 50
 
 
 def test_graders_never_train_even_where_they_only_run_below_their_span() -> None:

@@ -13,7 +13,7 @@ from fulmen.store.v1 import call_service_pb2 as pb
 from fulmen_cli.command import Output, OutputOption, new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.output import as_dict, console, print_json, print_rows, when
-from fulmen_cli.rollout.contents import printable
+from fulmen_cli.printable import printable
 
 __all__ = ["register"]
 

@@ -56,6 +56,7 @@ class TrainingPlan:
         reference: Whether a second copy of the weights is held for a KL penalty.
         critic: Whether a critic is trained on the same GPUs.
         tensor: GPUs of these that compute the same rows together, each with a part of the matrices.
+        context: GPUs that compute the same rows together, each a part of the positions.
         plain_head: Whether logits are the head's result alone, and so are computed in pieces.
     """
 
@@ -69,7 +70,13 @@ class TrainingPlan:
     reference: bool = False
     critic: bool = False
     tensor: int = 1
+    context: int = 1
     plain_head: bool = True
+
+    @property
+    def own_tokens(self) -> int:
+        """Positions of a micro-batch that a GPU computes."""
+        return -(-self.batch_tokens // self.context)
 
     def held(self, shape: ModelShape) -> int:
         """Returns how many of the model's parameters a GPU holds."""
@@ -112,7 +119,7 @@ def training_parts(shape: ModelShape, plan: TrainingPlan) -> list[Part]:
         Part(name="gradients", size_bytes=FLOAT32 * trained, reason="4 bytes per trained parameter"),
         _moments(shape, plan, trained),
         Part(name="working copy", size_bytes=_working_copy(shape, plan), reason="weights in bf16 during a pass"),
-        Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.batch_tokens} positions"),
+        Part(name="activations", size_bytes=_activations(shape, plan), reason=f"{plan.own_tokens} positions"),
         Part(
             name="logits",
             size_bytes=logits_bytes(shape, plan),
@@ -179,10 +186,23 @@ def activation_bytes_per_token(shape: ModelShape, tensor: int = 1) -> int:
 def _activations(shape: ModelShape, plan: TrainingPlan) -> int:
     per_token = activation_bytes_per_token(shape, plan.tensor)
     stream = FLOAT32 * shape.hidden
+    gathered, mask = _gathered_bytes(shape, plan)
     if plan.checkpointing:
         # The input of each layer, and one layer's inside while it is computed again (arXiv:1604.06174).
-        return plan.batch_tokens * (stream * shape.layers + per_token)
-    return plan.batch_tokens * per_token * shape.layers
+        return plan.own_tokens * (stream * shape.layers + per_token) + gathered + mask
+    return (plan.own_tokens * per_token + gathered) * shape.layers + mask
+
+
+def _gathered_bytes(shape: ModelShape, plan: TrainingPlan) -> tuple[int, int]:
+    """Returns what `context` adds: to each layer its keys and values up to the ends of a GPU's two chunks, and their mask.
+
+    Keys and values are repeated for every head of queries, since attention has a mask (arXiv:2407.21783, section 3.3.2).
+    """
+    if plan.context == 1:
+        return 0, 0
+    chunk = plan.batch_tokens // (2 * plan.context)
+    attended = (2 * plan.context + 1) * chunk
+    return attended * 2 * shape.heads * shape.head * BFLOAT16, attended * chunk * BFLOAT16
 
 
 def _working_copy(shape: ModelShape, plan: TrainingPlan) -> int:
@@ -198,7 +218,7 @@ def logits_bytes(shape: ModelShape, plan: TrainingPlan) -> int:
 
     Source: `training/scorer.py` of the algorithm service.
     """
-    numbers = int(plan.batch_tokens * plan.trained_share) * shape.vocabulary
+    numbers = int(plan.own_tokens * plan.trained_share) * shape.vocabulary
     return (min(numbers, LOGITS_AT_ONCE) if plan.plain_head else numbers) * 2 * (BFLOAT16 + FLOAT32)
 
 

@@ -68,6 +68,7 @@ class PlanOptions:
     optimizer: Annotated[OptimizerKind, typer.Option(help="Optimiser; `muon` trains all weights, on one GPU.")] = (
         "adamw"
     )
+    momentum: Annotated[float, typer.Option(help="Momentum of `sgd`, below 1; 0 for none.")] = 0.0
     reference: Annotated[bool, typer.Option("--reference", help="With a KL penalty: a second copy of the weights.")] = (
         False
     )
@@ -88,6 +89,7 @@ class PlanOptions:
             batch_tokens=self.token_budget,
             checkpointing=self.gradient_checkpointing,
             optimizer=self.optimizer,
+            momentum=self.momentum,
             reference=self.reference,
         )
 
@@ -139,6 +141,10 @@ def _problems(options: PlanOptions) -> list[str]:
     problems, split = [], options.tensor_parallel
     if split > options.gpus:
         problems.append(f"--tensor-parallel {split} needs as many GPUs: --gpus {split}.")
+    if not 0 <= options.momentum < 1:
+        problems.append(f"--momentum {options.momentum:g} is not from 0 to below 1.")
+    if options.momentum and options.optimizer != "sgd":
+        problems.append("--momentum is SGD's: --optimizer sgd.")
     if options.optimizer == "muon" and options.gpus > 1:
         problems.append("--optimizer muon needs whole matrices: --gpus 1.")
     if options.optimizer == "muon" and options.lora_rank:

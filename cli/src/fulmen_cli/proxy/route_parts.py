@@ -48,7 +48,7 @@ async def canary(
 ) -> None:
     """Gives a policy a share of a route's calls; the other targets keep their proportions.
 
-    `fulmen proxy route rollback` undoes it. Conversations that the app names stay with their target, and so do attempts.
+    `fulmen proxy route rollback` undoes it. Attempts and conversations stay with their target.
 
     Examples:
 

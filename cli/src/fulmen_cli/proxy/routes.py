@@ -14,7 +14,6 @@ from typing import Annotated, Final
 import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import Parse, ParseError
-from rich.console import Console
 
 from fulmen.kinds import REDACTIONS
 from fulmen.llm_proxy.v1 import route_pb2, route_service_pb2
@@ -228,7 +227,7 @@ async def promote(
         answer = await client.routes.PromoteVersion(request)
     if answer.replaced_version:
         text = f"Version {version} is lower than {answer.replaced_version}, which the targets served before."
-        Console(stderr=True, highlight=False).print(text, markup=False)
+        console(stderr=True).print(text, markup=False)
     routes = list(answer.routes)
     rows = [
         (route.name.removeprefix("routes/"), str(route.version), "; ".join(map(target_text, route.targets)))

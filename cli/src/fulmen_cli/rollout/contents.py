@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from fulmen.model_call import ModelCall, ModelCallInvalid
 from fulmen.trajectories.chat import Message, answer_message, request_messages
+from fulmen_cli.printable import printable
 
-__all__ = ["MAX_MESSAGE_CHARS", "Conversations", "printable"]
+__all__ = ["MAX_MESSAGE_CHARS", "Conversations"]
 
 MAX_MESSAGE_CHARS: Final = 1000
 
@@ -51,11 +52,6 @@ class Conversations:
             for label, text in _parts(message):
                 lines += _indented(printable(label), _cut(printable(text), self._max_chars))
         return lines
-
-
-def printable(text: str) -> str:
-    """Returns a text in which line breaks and tabs are the only control characters."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
 def _digest(before: bytes, message: Message) -> bytes:

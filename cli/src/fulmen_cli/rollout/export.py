@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fulmen.model_call import ModelCallInvalid
@@ -33,7 +32,7 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import run_name
-from fulmen_cli.output import print_json
+from fulmen_cli.output import console, print_json
 from fulmen_cli.rollout.rescore.scores import found_scores
 
 __all__ = ["register"]
@@ -171,7 +170,7 @@ class _Exporter:
         """Writes all attempts of the rollouts that the request selects."""
         shown = Progress(
             SpinnerColumn(), TextColumn("{task.completed} rollouts, {task.fields[rows]} {task.fields[view]}"),
-            TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+            TimeElapsedColumn(), console=console(stderr=True), transient=True,
         )  # fmt: skip
         with shown:
             task = shown.add_task("export", total=None, rows=0, view=self.view.value)
@@ -194,7 +193,7 @@ class _Exporter:
 
     def print_summary(self, file: Path) -> None:
         """Prints the counts, with the omitted items if there are any."""
-        screen = Console(stderr=True, highlight=False)
+        screen = console(stderr=True)
         noun = self.view.value
         screen.print(f"{self.written} {noun} of {self.rollouts} rollouts in {file}.", soft_wrap=True)
         for text, counts in (

@@ -21,7 +21,8 @@ from fulmen.zstd import FrameInvalid
 from fulmen_cli.command import Output
 from fulmen_cli.exits import CommandFailed
 from fulmen_cli.output import console, enum_word, print_json_line
-from fulmen_cli.rollout.contents import Conversations, printable
+from fulmen_cli.printable import printable
+from fulmen_cli.rollout.contents import Conversations
 from fulmen_cli.rollout.figures import FIGURES, figure_cells
 
 __all__ = ["follow"]

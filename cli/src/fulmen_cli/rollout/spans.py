@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fulmen.row_files import ExtraMissing, FileFormat, RowWriter, writing
@@ -18,6 +17,7 @@ from fulmen_cli.command import new_group, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.exits import CommandFailed, Exit
 from fulmen_cli.names import rollout_names, run_name
+from fulmen_cli.output import console
 
 __all__ = ["register"]
 
@@ -85,14 +85,14 @@ async def export(
         raise CommandFailed(str(error)) from None
     except OSError as error:
         raise CommandFailed(f"{out} cannot be written: {error.strerror or error}.") from None
-    Console(stderr=True, highlight=False).print(f"{count} spans in {out}.")
+    console(stderr=True).print(f"{count} spans in {out}.")
 
 
 async def _copy(client: Services, request: span_service_pb2.StreamSpansRequest, writer: RowWriter) -> int:
     rows, count = SpanRows(), 0
     shown = Progress(
         SpinnerColumn(), TextColumn("{task.completed} spans"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
+        console=console(stderr=True), transient=True,
     )  # fmt: skip
     with shown:
         task = shown.add_task("export", total=None)
@@ -103,7 +103,7 @@ async def _copy(client: Services, request: span_service_pb2.StreamSpansRequest, 
                     count += 1
             shown.update(task, completed=count)
     if rows.unreadable:
-        Console(stderr=True, highlight=False).print(f"{rows.unreadable} unreadable chunks were skipped.")
+        console(stderr=True).print(f"{rows.unreadable} unreadable chunks were skipped.")
     return count
 
 

@@ -20,7 +20,8 @@ from fulmen_cli.command import Output, OutputOption, remote_command
 from fulmen_cli.connection import Connection
 from fulmen_cli.names import ROLLOUT_FORMS, rollout_name
 from fulmen_cli.output import as_dict, console, print_json
-from fulmen_cli.rollout.contents import MAX_MESSAGE_CHARS, Conversations, printable
+from fulmen_cli.printable import printable
+from fulmen_cli.rollout.contents import MAX_MESSAGE_CHARS, Conversations
 from fulmen_cli.rollout.following import follow as follow_spans
 
 __all__ = ["SpanNode", "cut", "grow", "last_message", "register"]
@@ -133,22 +134,20 @@ class SpanNode:
 
 def grow(branch: Tree, nodes: Iterable[SpanNode]) -> None:
     """Adds spans below their parents; spans without a known parent go to the branch itself."""
-    waiting = sorted(nodes, key=lambda node: node.span.start_time_unix_nano)
-    grown: dict[bytes, Tree] = {}
-    known = {node.span.span_id for node in waiting}
-    while waiting:
-        later = []
-        for node in waiting:
-            span = node.span
-            has_parent = span.parent_span_id in known and span.parent_span_id != span.span_id
-            if has_parent and span.parent_span_id not in grown:
-                later.append(node)
-                continue
-            parent = grown[span.parent_span_id] if has_parent else branch
-            grown[span.span_id] = parent.add(_label(node))
-        if len(later) == len(waiting):  # Spans that are each other's parents, which only a broken writer makes.
-            known = set()
-        waiting = later
+    ordered = sorted(nodes, key=lambda node: node.span.start_time_unix_nano)
+    known = {node.span.span_id for node in ordered} - {b""}
+    below: dict[bytes, list[SpanNode]] = {}
+    for node in ordered:
+        parent_id = node.span.parent_span_id
+        has_parent = parent_id in known and parent_id != node.span.span_id
+        below.setdefault(parent_id if has_parent else b"", []).append(node)
+    growing = [(branch, b"")]
+    while growing:
+        parent, span_id = growing.pop()
+        growing += [(parent.add(_label(node)), node.span.span_id) for node in below.pop(span_id, ())]
+    # Spans that are each other's parents, which only a broken writer makes.
+    for node in (node for nodes in below.values() for node in nodes):
+        branch.add(_label(node))
 
 
 def last_message(request: object) -> list[str]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from fulmen.algorithm.v1 import algorithm_pb2, training_run_pb2, training_run_service_pb2
 from fulmen.rpc.services import Services
 from fulmen.train_toml.reader import hint
-from fulmen.train_toml.train import load_train_config, with_overrides
+from fulmen.train_toml.train import TrainConfig, load_train_config, with_overrides
 from fulmen.training.bundle import Bundle, bundle_lines
 from fulmen.training.following import follow_run
 from fulmen.training.plan import RunNames
@@ -120,11 +120,18 @@ async def train(
         await check(config, assignments or [], seed, output, connection)
         return
     plan = with_overrides(load_train_config(config), assignments or [], seed=seed)
+    await _run(connection, plan, report_dir, in_process=in_process, is_quiet=output is Output.JSON)
+
+
+async def _run(
+    connection: Connection, plan: TrainConfig, report_dir: Path | None, *, in_process: bool, is_quiet: bool
+) -> None:
+    """Publishes what a training needs, follows its stages, and writes and shows the report."""
     plan = unhurried(plan) if in_process else plan
     datasets = read_datasets(plan.data)
     bundle = packed(plan)
     screen = console()
-    screen.quiet = output is Output.JSON
+    screen.quiet = is_quiet
     names = RunNames.now(connection.project, plan.name)
     folder = report_dir or connection.state_dir / REPORTS_FOLDER / names.prefix
     async with connection.open() as client:

@@ -52,8 +52,10 @@ def head(shape: ModelShape, plan: TrainingPlan, changes: str) -> str:
             " token_budget needs less."
         )
     positions = max(1, LOGITS_AT_ONCE // shape.vocabulary)
-    if positions >= plan.batch_tokens:
-        return f"Head: cross entropy of a micro-batch in one piece of up to {plan.batch_tokens} positions: {held} of logits."
+    if positions >= plan.own_tokens:
+        return (
+            f"Head: cross entropy of a micro-batch in one piece of up to {plan.own_tokens} positions: {held} of logits."
+        )
     whole = logits_bytes(shape, replace(plan, plain_head=False))
     return (
         f"Head: cross entropy in pieces of {positions} positions, whose logits are computed again in the backward pass:"

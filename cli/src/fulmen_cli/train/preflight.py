@@ -196,10 +196,13 @@ def _read(given: str) -> tuple[_Model, str]:
 
 
 def _split_problems(settings: Any, config: Mapping[str, Any]) -> list[str]:
-    """Returns why the matrices of the model cannot be split as the stage asks."""
+    """Returns why the matrices of the model, or its rows, cannot be split as the stage asks."""
+    from fulmen_algorithm.training.context_plan import context_problems
     from fulmen_algorithm.training.tensor_plan import split_problems
 
-    return split_problems(config, settings.parallel.tensor) if config and settings.parallel.tensor > 1 else []
+    parallel = settings.parallel
+    found = split_problems(config, parallel.tensor) if config and parallel.tensor > 1 else []
+    return [*found, *(context_problems(config) if parallel.context > 1 else [])]
 
 
 def _of_stage(settings: Any, shape: ModelShape | None, unknown: str, config: Mapping[str, Any]) -> Preflight:
@@ -223,6 +226,7 @@ def _of_stage(settings: Any, shape: ModelShape | None, unknown: str, config: Map
         reference=settings.uses_reference and "reference" not in parallel.beside,
         critic=settings.critic_plan is not None and "critic" not in parallel.beside,
         tensor=parallel.tensor,
+        context=parallel.context,
         plain_head=not changes,
     )
     engine, engine_text = forecast.engine_memory(settings.engine, shape)

@@ -13,12 +13,15 @@ from fulmen_algorithm.rollouts.trajectory import RolloutTrajectory, TokenSequenc
 from fulmen_algorithm.runs.algorithm import AlgorithmEntry, AlgorithmSettings, permutation
 from fulmen_algorithm.runs.context import RunContext, RunInputs
 from fulmen_algorithm.runs.failure import RunFailed
+from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
 from fulmen_algorithm.runs.progress import Consumed, Outcome
 from fulmen_algorithm.training.rows import Row
 
 __all__ = [
     "AlgorithmEntry",
     "AlgorithmSettings",
+    "ChatAnswer",
+    "ChatRequest",
     "Consumed",
     "FinishedGroup",
     "FinishedRollout",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
 from fulmen.errors import (
@@ -15,7 +16,7 @@ from fulmen.errors import (
     QuotaExceeded,
     RolloutNotFound,
 )
-from fulmen.ids import rollout_name, uuid7
+from fulmen.ids import parse_rollout_name, rollout_name, uuid7
 from fulmen.store.v1 import annotation_service_pb2 as pb
 from fulmen.store.v1 import project_service_pb2, rollout_selection_pb2
 from fulmen_service_kit.security.tokens import Role
@@ -75,6 +76,36 @@ async def test_the_same_score_again_is_the_same_annotation_and_another_one_is_re
         await score(ann, rollout, 4)
     assert refused.value.metadata["annotation"] == added.name
     assert await listed(ann) == [added]
+
+
+async def test_scores_that_come_at_the_same_moment_do_not_pass_the_limit_of_a_rollout(
+    store: StoreHandle, stubs: Stubs, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(use_cases, "MAX_PER_ROLLOUT", 1)
+    (rollout,) = await create(stubs)
+    rollout_id = parse_rollout_name(rollout).rollout_id
+    ann = await person(store, "ann")
+    connection, holder = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    # Both are held where each has seen room for one more, for as long as this transaction has rows of their names.
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute(
+        "insert into annotation (id, project_id, rollout_id, dimension, author, value, comment) "
+        "select gen_random_uuid(), r.project_id, r.id, d, 'ann', 1, '' from rollout r, unnest($2::text[]) d where r.id = $1",
+        rollout_id,
+        ["one", "other"],
+    )
+    calls = [asyncio.ensure_future(score(ann, rollout, dimension=each)) for each in ("one", "other")]
+    waiting = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    async with asyncio.timeout(60):
+        while await connection.fetchval(waiting) < len(calls):  # noqa: ASYNC110  # of a server
+            await asyncio.sleep(0.01)
+    await transaction.rollback()
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    await connection.close()
+    await holder.close()
+    assert [type(each) for each in found if isinstance(each, Exception)] == [QuotaExceeded]
+    assert len(await listed(ann, rollout=rollout)) == 1
 
 
 async def test_only_its_author_or_an_admin_changes_or_deletes_a_score(store: StoreHandle, stubs: Stubs) -> None:

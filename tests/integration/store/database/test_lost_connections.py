@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from fulmen.errors import DatabaseUnavailable
+from fulmen_store.database.connections import mapped_errors
 from fulmen_store.database.database import Database
 
 
@@ -39,6 +40,17 @@ async def test_a_connection_that_ends_within_a_transaction_is_a_lost_database(
     with pytest.raises(DatabaseUnavailable):
         async with database.transaction() as transaction:
             await transaction.fetch("next_xid")
+
+
+async def test_a_table_that_another_session_locks_is_a_database_to_try_again(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    other = await asyncpg.connect(database_url, server_settings={"lock_timeout": "10ms"})
+    async with connection.transaction():
+        await connection.execute("lock table rollout")
+        with pytest.raises(DatabaseUnavailable, match="locks a table"), mapped_errors():
+            await other.fetch("select from rollout")
+    await other.close()
 
 
 async def test_a_mistake_of_ours_is_none_of_the_databases(database: Database) -> None:

@@ -271,6 +271,23 @@ async def test_a_reader_that_holds_a_table_puts_retention_off_and_not_the_store(
     await until_dropped(connection, store, 9)
 
 
+async def test_who_holds_the_large_values_of_a_day_alone_puts_retention_off_and_not_the_store(
+    connection: Any, store: StoreHandle, stubs: Stubs
+) -> None:
+    await keep(connection, 1)
+    await ended(connection, stubs, await aged(connection, stubs, days=9), days=9)
+    toast = await connection.fetchval(
+        "select reltoastrelid::regclass::text from pg_class"
+        " where relname = 'span_chunk_' || to_char(now() at time zone 'UTC' - interval '9 days', 'YYYYMMDD')"
+    )
+    async with connection.transaction():
+        await connection.fetch(f"select count(*) from {toast}")
+        await work(store)
+        assert await has_day(connection, 9)
+
+    await until_dropped(connection, store, 9)
+
+
 async def test_names_go_with_the_last_rollout_that_may_have_used_them(
     connection: Any, store: StoreHandle, stubs: Stubs
 ) -> None:

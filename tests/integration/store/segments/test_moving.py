@@ -200,6 +200,35 @@ async def test_the_disk_of_a_day_comes_back_once_all_of_it_was_moved(
     assert await rows(connection, "span_chunk") == 2
 
 
+async def test_who_holds_the_large_values_of_a_day_alone_delays_its_disk_and_not_the_mover(
+    store: StoreHandle, stubs: Stubs, database: Database, connection: Any, tmp_path: Any
+) -> None:
+    await spanned(stubs, await ended_rollouts(stubs, 2))
+    mover = mover_of(database, f"file://{tmp_path}/blobs")
+    await mover.run_once()
+    days = await mover_days(connection)
+    assert len(days) == 1
+
+    # As a vacuum of the TOAST table does, which PostgreSQL locks apart from its table.
+    async with connection.transaction():
+        await connection.fetch(f"select count(*) from {await toast_of(connection, days[0])}")
+        await mover.run_once()
+        assert await mover_days(connection) == days
+
+    await mover.run_once()
+    assert await mover_days(connection) == []
+
+
+async def toast_of(connection: Any, day: Any) -> str:
+    """Returns the table of a day's large values."""
+    return str(
+        await connection.fetchval(
+            "select reltoastrelid::regclass::text from pg_class where oid = $1::text::regclass",
+            f"span_chunk_{day:%Y%m%d}",
+        )
+    )
+
+
 async def mover_days(connection: Any) -> list[Any]:
     """Returns the days that a pass looks at."""
     return [row[0] for row in await connection.fetch("select days_with_spans((now() + interval '2 days')::date)")]

@@ -32,6 +32,7 @@ from tests.support.algorithm.clusters import DEADLINE_S, ENVIRONMENT, Calls, kub
 from tests.support.kubernetes.api import Fate, KubernetesApi
 from tests.support.kubernetes.nodes import node_document
 from tests.support.processes import all_ended
+from tests.support.soak import long_but
 
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(300)]
 
@@ -93,7 +94,10 @@ async def test_pods_get_the_authorities_of_the_services_certificate(api, gate, t
 
 @pytest.mark.parametrize(
     ("affinity", "nodes"),
-    [(Affinity.PACK, 1), (Affinity.ONE_NODE, 1), (Affinity.SPREAD, 2), (Affinity.OWN_NODES, 2)],
+    long_but(
+        [(Affinity.ONE_NODE, 1), (Affinity.OWN_NODES, 2)],
+        [(Affinity.PACK, 1), (Affinity.ONE_NODE, 1), (Affinity.SPREAD, 2), (Affinity.OWN_NODES, 2)],
+    ),
 )
 async def test_pods_are_placed_as_the_group_wants_it(api, gate, affinity, nodes):
     calls = Calls(2)

@@ -326,6 +326,29 @@ async def test_experts_are_not_replayed_in_compiled_layers_or_without_experts(wo
     assert await problems(text_config={"n_routed_experts": 64}) == [compiled]
 
 
+async def test_experts_are_not_replayed_in_rows_that_are_split(world, grpo_draft):
+    parallel = {"kind": "ddp", "ranks": 2, "context": 2}
+    settings = {"engine": {"kind": "embedded", "router_replay": True}, "parallel": parallel}
+    with pytest.raises(SettingsInvalid) as raised:
+        await created(replace(grpo_draft, settings_json=json.dumps(settings)), world)
+    found = [each for each in raised.value.violations if each.field == "settings.engine.router_replay"]
+    assert found[0].description.startswith("needs parallel.context 1")
+
+
+async def test_a_model_whose_rows_cannot_be_split_is_refused_with_every_reason(world, grpo_draft, tmp_path):
+    config = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "rope_scaling": {"type": "dynamic"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {**json.loads(grpo_draft.settings_json), "parallel": {"kind": "ddp", "ranks": 2, "context": 2}}
+    policy = PolicySpec(name="split", origin=PolicyOrigin.PATH, source=str(tmp_path))
+    with pytest.raises(SettingsInvalid) as raised:
+        await created(replace(grpo_draft, settings_json=json.dumps(settings), policy=policy), world)
+    found = [each.description for each in raised.value.violations if each.field == "settings.parallel"]
+    assert found == [
+        "context: the model has layers of kind conv, which mix positions otherwise than by attention",
+        "context: the model's rotary embeddings are of type dynamic, which depends on the longest position of a pass",
+    ]
+
+
 async def test_engines_are_on_clusters_of_the_operator_and_over_several_machines_on_those_of_ray(world, grpo_draft):
     async def problems(**engine: object) -> list[str]:
         settings = {"engine": {"kind": "vllm", **engine}}

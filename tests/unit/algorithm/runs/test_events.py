@@ -1,13 +1,15 @@
 """A run's events: numbered without gaps, kept over restarts, resumable, closed by the final state."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.entry import EventLog
 from fulmen_algorithm.runs.events import StepMetrics
-from fulmen_algorithm.runs.run import RunState
+from fulmen_algorithm.runs.run import RunState, moved
+from fulmen_algorithm.transport import encode
 from tests.support.algorithm.new_run import now
 from tests.support.algorithm.run_service import created, follow
 
@@ -45,6 +47,22 @@ async def test_numbering_continues_after_a_restart_and_a_torn_line_is_removed(tm
     events = RunFiles(tmp_path).read()
     assert [e.sequence for e in events] == [1, 2, 3]
     assert [e.notice.message for e in events if e.notice] == ["one", "two", "three"]
+
+
+async def test_half_of_a_surrogate_pair_in_a_message_keeps_nobody_from_reading_the_run(world, sft_draft, tmp_path):
+    # As texts from JSON may hold it, such as the end of a model's answer that was cut.
+    half = json.loads('"an answer \\ud83d"')
+    run = await created(sft_draft, world)
+    failed = moved(replace(run, state=RunState.RUNNING), RunState.FAILED, now=now(), failure_message=half)
+    files = RunFiles(tmp_path)
+    log = EventLog(files, now)
+    log.notify("warning", half)
+    log.state_changed(failed)
+    files.save_run(failed)
+    read = RunFiles(tmp_path)
+    assert read.load_run() == failed
+    told = [encode.event(each) for each in EventLog(read, now).piece(0, 2)]
+    assert [told[0].notice.message, told[1].run.failure_message] == ["an answer ?", "an answer ?"]
 
 
 async def test_metrics_that_are_not_finite_are_read_as_they_were_written(world, sft_draft, tmp_path):

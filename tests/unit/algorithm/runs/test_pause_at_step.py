@@ -118,7 +118,7 @@ def version_of(name: str) -> int:
     return int(name.rpartition("/")[2])
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rejection"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("rejection", marks=pytest.mark.long)])
 async def test_a_run_that_is_drained_before_it_rests_rests_at_its_step_with_the_metric_of_it(
     tmp_path: Path, grpo_draft: RunDraft, algorithm: str
 ) -> None:

@@ -73,6 +73,20 @@ async def test_tensorboard_reads_every_step_once_over_a_restart_of_the_service(r
     assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b'{"sequence": null}', b"\xff"])
+async def test_a_position_that_is_damaged_costs_no_step_and_does_not_end_the_role(runs, tmp_path, damaged):
+    first = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 1, 2)
+    await first.carry()
+    (runs.entry(NAME).files.journal / "metrics.json").write_bytes(damaged)
+    second = publisher(runs, tmp_path, "tensorboard")
+    measure(runs, 3)
+    await second.carry()
+    await ended(second, runs)
+
+    assert drawn(tmp_path) == [(1, 0.1), (2, 0.2), (3, 0.3)]
+
+
 async def test_a_step_that_is_done_again_is_drawn_once(runs, tmp_path):
     carrying = publisher(runs, tmp_path, "tensorboard")
     measure(runs, 1, 2, 3)

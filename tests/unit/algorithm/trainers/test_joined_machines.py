@@ -102,7 +102,7 @@ async def test_a_machine_with_another_torch_is_refused_and_told_why(door, machin
     # Where Python looks first.
     (named.parent / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(named.parent)!r})\n")
     other = ["sh", "-c", f'PYTHONPATH={named.parent}:$PYTHONPATH exec "$@"', "sh"]
-    machine = door.start_machine("gpu-0", within=[*machines.within(0), *other])
+    machine = door.start_machine("gpu-0", within=[*machines.within(0), *other], FULMEN_RANK_WARM_START="false")
     assert await asyncio.to_thread(machine.wait, DEADLINE_S) == 1
     [notice] = door.runs.entry(door.run.name).events.notices()
     assert notice.message.startswith("The machine gpu-0 cannot run ranks: build has torch 0.1, the service ")

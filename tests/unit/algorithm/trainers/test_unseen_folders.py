@@ -56,13 +56,13 @@ async def door(machines: Machines, tmp_path: Path) -> AsyncIterator[Door]:
         yield opened
 
 
-async def join(door: Door, machines: Machines, place: Path, *hidden: Path, ranks: int = 2) -> None:
+async def join(door: Door, machines: Machines, place: Path, *hidden: Path, ranks: int = 2, **variables: str) -> None:
     """Has both machines join, each with an empty folder in place of some, and with a folder of its own for files."""
     mounts = " && ".join(f"mount -t tmpfs tmpfs {each}" for each in hidden)
     for machine in range(2):
         words = [*machines.within(machine), "unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
         files = str(place / f"gpu-{machine}")
-        door.start_machine(f"gpu-{machine}", ranks=ranks, within=words, FULMEN_RANK_FILES_DIR=files)
+        door.start_machine(f"gpu-{machine}", ranks=ranks, within=words, FULMEN_RANK_FILES_DIR=files, **variables)
     await door.until("gpu-0", "gpu-1")
 
 
@@ -121,6 +121,7 @@ async def test_machines_that_see_no_folder_learn_bit_for_bit_what_one_machine_le
     assert not list(tmp_path.glob("gpu-*/files/*.arriving"))
 
 
+@pytest.mark.long
 async def test_a_machine_that_is_killed_leaves_the_state_with_the_service_and_the_other_machine_goes_on(
     door, machines, model_dir, rows, run_dir, tmp_path
 ):
@@ -151,7 +152,8 @@ async def test_a_folder_without_a_model_is_named_as_the_service_knows_it(door, m
     empty = tmp_path / "service/empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
-    await join(door, machines, tmp_path, empty, ranks=1)
+    # One rank is started: two machines that prepare for more would take longer.
+    await join(door, machines, tmp_path, empty, ranks=1, FULMEN_RANK_WARM_START="false")
     setup = replace(setup_of(empty, ComputeSettings(parallel=Ddp(ranks=1))), reference_dir=None, reward_dir=None)
     with pytest.raises(RunFailed, match=f"The folder {empty} contains no complete model"):
         await RankGroupTrainer.open(setup, GroupOptions(cluster=door.cluster))

@@ -136,5 +136,7 @@ async def test_a_run_says_what_it_chose_and_what_it_doubts_before_it_begins(grpo
 
 def test_a_configuration_that_cannot_be_read_leaves_the_longest_sequence_unknown(tmp_path):
     assert model_facts(tmp_path, 7) == ModelFacts(parameters=7)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert model_facts(tmp_path, 7) == ModelFacts(parameters=7)
     (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 4096}}')
     assert model_facts(tmp_path, 7).longest == 4096

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fulmen.train_toml.train import load_train_config
@@ -54,12 +53,6 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 runner = CliRunner()
-ROOT = typer.main.get_command(app)
-
-
-@pytest.fixture(autouse=True)
-def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
 
 
 def made(kind: str, **changed: Any) -> Any:
@@ -149,6 +142,18 @@ def test_weights_gradients_and_moments_are_sixteen_bytes_per_parameter_and_sprea
     held = ("weights", "gradients", "optimiser")
     assert sum(one[name] for name in held) == 16 * parameters
     assert sum(four[name] for name in held) == pytest.approx(4 * parameters, abs=4)
+
+
+def test_split_rows_divide_the_activations_but_for_the_mask_and_keys_and_values_of_all_positions() -> None:
+    shape = ModelShape.read(QWEN3_0_6B)
+    one, two = sizes(TrainingPlan()), sizes(TrainingPlan(context=2))
+    # Of four chunks of 2048 a GPU has the first and the last, or the two between: keys and values of 16 heads of 128 in bf16.
+    gathered = (2048 + 8192) * 2 * 16 * 128 * 2
+    mask = (2048 * 2048 + 2048 * 8192) * 2
+    assert two["activations"] == one["activations"] / 2 + 28 * gathered + mask
+    once = sizes(TrainingPlan(context=2, checkpointing=True))["activations"]
+    assert once == sizes(TrainingPlan(checkpointing=True))["activations"] / 2 + gathered + mask
+    assert two["weights"] == 4 * shape.parameters
 
 
 RULES = [AdamW(), AdamW(fused=True), Muon(), Muon(momentum=0), Sgd(), Sgd(momentum=0.9)]
@@ -257,6 +262,21 @@ def test_every_optimiser_of_the_trainer_can_be_planned(rule: type[AdamW | Muon |
     assert done.exit_code == 0, done.output
     parts = {part["name"]: part["size_bytes"] for part in json.loads(done.output)["parts"]}
     assert parts["optimiser"] == sizes(TrainingPlan(optimizer=kind), NUMBERS)["optimiser"]
+
+
+def test_sgd_is_planned_with_its_momentum() -> None:
+    done = runner.invoke(app, ["model", "plan", SIZES, "--optimizer", "sgd", "--momentum", "0.9", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    parts = {part["name"]: part["size_bytes"] for part in json.loads(done.output)["parts"]}
+    assert parts["optimiser"] == 4 * ModelShape.read(NUMBERS).parameters
+
+
+@pytest.mark.parametrize("momentum", ["1", "-0.1", "nan"])
+def test_a_momentum_that_no_training_has_is_refused_and_so_is_one_of_another_optimiser(momentum: str) -> None:
+    done = runner.invoke(app, ["model", "plan", SIZES, "--momentum", momentum])
+    assert done.exit_code == Exit.USAGE
+    assert f"--momentum {momentum} is not from 0 to below 1." in done.output
+    assert "--momentum is SGD's: --optimizer sgd." in done.output
 
 
 def test_the_optimisers_that_can_be_planned_are_those_of_the_trainer() -> None:

@@ -73,6 +73,16 @@ def test_split_matrices_are_in_the_memory_and_those_that_cannot_be_split_are_ref
         assert f"settings.parallel: tensor: {name} in the model's configuration, is not a multiple of 3" in refused
 
 
+def test_split_rows_are_in_the_memory(folder: Path) -> None:
+    shown = checked(folder, f'path = "{folder}/qwen"', GRPO + 'parallel = { kind = "ddp", ranks = 2, context = 2 }\n')
+    whole = checked(folder, f'path = "{folder}/qwen"', GRPO)
+    assert activations(shown) < activations(whole)
+
+
+def activations(shown: str) -> float:
+    return float(shown.partition("activations ")[2].partition(",")[0])
+
+
 def test_a_stage_shows_packing_head_and_engine_and_that_no_time_is_known(folder: Path) -> None:
     engine = 'engine = { kind = "vllm", max_model_len = 4096, max_sequences = 32, tensor_parallel = 2 }\n'
     shown = checked(folder, f'path = "{folder}/qwen"', f'[[stage]]\nalgorithm = "grpo"\n{engine}')

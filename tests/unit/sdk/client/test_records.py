@@ -67,19 +67,46 @@ def test_a_step_finds_the_validation_of_any_algorithm() -> None:
     assert step["reward_mean"] == 0.5
 
 
-def test_a_trace_is_a_tree_of_its_spans() -> None:
-    def span(span_id: bytes, parent: bytes, name: str) -> Span:
-        otlp = trace_pb2.Span(span_id=span_id, parent_span_id=parent, name=name, end_time_unix_nano=2_000_000_000)
-        record = span_service_pb2.AttemptSpan(attempt=f"{NAME}/attempts/1")
-        record.span.otlp_span = otlp.SerializeToString()
-        return Span(record)
+def span(span_id: bytes, parent: bytes, name: str, *, attempt: int = 1) -> Span:
+    otlp = trace_pb2.Span(span_id=span_id, parent_span_id=parent, name=name, end_time_unix_nano=2_000_000_000)
+    record = span_service_pb2.AttemptSpan(attempt=f"{NAME}/attempts/{attempt}")
+    record.span.otlp_span = otlp.SerializeToString()
+    return Span(record)
 
+
+def test_a_trace_is_a_tree_of_its_spans() -> None:
     root, child = span(b"\1" * 8, rb"\9" * 8, "root"), span(b"\2" * 8, b"\1" * 8, "child")
     trace = Trace(f"{NAME}/attempts/1", [root, child])
 
     assert [each.name for each in trace.roots] == ["root"]
     assert [each.name for each in trace.children(root)] == ["child"]
     assert (trace.rollout, child.duration_s, child.model_call) == (NAME, 2.0, None)
+
+
+def reached(trace: Trace) -> list[str]:
+    """Returns the names of what is below the roots, each as often as a way leads there."""
+    names, waiting = [], list(reversed(trace.roots))
+    while waiting:
+        names.append((at := waiting.pop()).name)
+        assert len(names) <= len(trace), "a way without an end"
+        waiting += reversed(trace.children(at))
+    return names
+
+
+def test_spans_below_each_other_in_a_circle_are_reached_from_the_first_of_them_each_once() -> None:
+    links = {"a": "c", "b": "a", "c": "b", "below": "b", "own": "own", "root": "", "leaf": "root"}
+    spans = [span(name.encode(), parent.encode(), name) for name, parent in links.items()]
+
+    trace = Trace(NAME, spans)
+
+    assert [each.name for each in trace.roots] == ["a", "own", "root"]
+    assert reached(trace) == ["a", "b", "c", "below", "own", "root", "leaf"]
+
+
+def test_equal_ids_of_two_attempts_make_no_circle() -> None:
+    spans = [span(b"a", b"", "a 1"), span(b"b", b"a", "b 1"), span(b"a", b"b", "a 2", attempt=2)]
+
+    assert reached(Trace(NAME, spans)) == ["a 1", "b 1", "a 2"]
 
 
 def test_an_unknown_word_lists_those_that_are_known() -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +112,38 @@ def test_links_of_a_harbor_task_lead_to_no_file_of_who_takes_it(tmp_path: Path, 
         ):
             convert(task, command=["true"], model="m")
         (task / place).unlink()
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+@pytest.mark.parametrize(
+    "left",
+    [
+        "ln -s /tmp /logs/verifier",
+        "echo 9 > /logs/verifier",
+        "mkdir -p /logs/verifier/reward.json/in",
+        "mkdir /logs/verifier && echo 9 > /logs/verifier/reward.txt && chmod 555 /logs/verifier /logs",
+    ],
+)
+def test_whatever_an_agent_leaves_in_the_place_of_the_rewards_those_of_the_tests_count(
+    tmp_path: Path, left: str
+) -> None:
+    task = harbor_task(tmp_path, dockerfile="COPY numbers.txt .")
+    (task / "tests/test.sh").write_text("#!/bin/sh\ncp /app/numbers.txt /logs/verifier/reward.txt\n")
+    made = convert(task, command=["sh", "-c", left], model="m")
+    told = {"FULMEN_TASK": json.dumps(made.tasks[0]), "FULMEN_WORK_DIR": str(tmp_path)}
+    printed = [
+        subprocess.run(
+            [sys.executable, "harbor_attempt.py", *words],
+            cwd=made.folder,
+            env={**os.environ, **told},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for words in (made.agent.command[2:], ["grade"])
+    ]
+    assert json.loads(printed[1]) == {"reward": 1.0}
 
 
 def test_the_present_folder_can_be_a_harbor_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,12 @@ def test_a_place_survives_its_token_exactly() -> None:
     assert Place.decode(place.encode(), order) == place
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e999", "NaN"])
+def test_a_forged_place_of_a_number_that_is_none_is_refused(number: str) -> None:
+    with pytest.raises(PageTokenInvalid):
+        Place.decode(f'["{ROLLOUT.hex}", {number}]'.encode(), parse_order("reward"))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -168,9 +169,8 @@ class Trace:
 
     @property
     def roots(self) -> list[Span]:
-        """Spans whose parent is not in the trace."""
-        known = {each.span_id for each in self.spans}
-        return [each for each in self.spans if each.parent_span_id not in known]
+        """Spans whose parent is not in the trace; and of spans that are below each other in a circle the first one."""
+        return list(self._below.get(None, ()))
 
     @property
     def model_calls(self) -> list[ModelCall]:
@@ -178,8 +178,43 @@ class Trace:
         return [each.model_call for each in self.spans if each.model_call is not None]
 
     def children(self, span: Span) -> list[Span]:
-        """Returns the spans directly below a span."""
-        return [each for each in self.spans if each.parent_span_id == span.span_id]
+        """Returns the spans directly below a span; each span but the roots is below one, and none is below itself."""
+        return list(self._below.get(_place(span), ()))
+
+    @cached_property
+    def _below(self) -> Mapping[_Place | None, list[Span]]:
+        """Spans by the place of what they are below; None for the roots."""
+        spans = {_place(span): span for span in reversed(self.spans)}
+        above = {place: (place[0], span.parent_span_id) for place, span in spans.items()}
+        for circle in _circles(above):
+            del above[min(circle, key=lambda place: (spans[place].otlp.start_time_unix_nano, place))]
+        below: defaultdict[_Place | None, list[Span]] = defaultdict(list)
+        for place, span in reversed(spans.items()):
+            parent = above.get(place)
+            below[parent if parent in spans else None].append(span)
+        return below
+
+
+_Place = tuple[str, str]
+"""An attempt, and an id of a span in it."""
+
+
+def _place(span: Span) -> _Place:
+    return span.attempt, span.span_id
+
+
+def _circles(above: Mapping[_Place, _Place]) -> list[list[_Place]]:
+    """Returns the places that are above themselves, by circle."""
+    found, done = [], set[_Place]()
+    for place in above:
+        way: dict[_Place, int] = {}
+        while place in above and place not in done and place not in way:
+            way[place] = len(way)
+            place = above[place]
+        if place in way:
+            found.append([*way][way[place] :])
+        done |= way.keys()
+    return found
 
 
 def _json(content: bytes) -> Any:

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -61,14 +62,16 @@ def run(folder: Path, root: Path, settings: Mapping[str, Any], command: Sequence
 def grade(folder: Path, root: Path, settings: Mapping[str, Any]) -> int:
     """Runs the task's tests on the files that the agent left, and prints the rewards that they wrote."""
     logs = root / "logs" / "verifier"
-    # What the agent wrote there does not count.
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir(parents=True)
+    # What the agent left there does not count, and is not in the way: a link, a file, or a folder that cannot be emptied.
+    logs.parent.chmod(0o755)
+    if os.path.lexists(logs):
+        logs.rename(logs.with_name(f"left-{secrets.token_hex(8)}"))
+    logs.mkdir()
     shutil.copytree(folder / "tests", root / "tests", dirs_exist_ok=True)
     (root / "tests" / "test.sh").chmod(0o755)
     binds = ["--bind", str(root / "tests"), "/tests"]
-    secret = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-    environment = {key: value for key, value in os.environ.items() if key not in secret}
+    keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+    environment = {key: value for key, value in os.environ.items() if key not in keys}
     given = {**settings["environment"], **settings["verifier_environment"]}
     with (logs / "test-stdout.txt").open("wb") as output:
         subprocess.run(

@@ -1,7 +1,7 @@
 """The agent and step of a call: from its own attributes, or from the nearest ancestor that has them.
 
 Invariants: the result depends on the spans only, not on their order; cycles of parents, which only a broken emitter
-produces, end the search; nothing is inferred from times.
+produces, end the search; nothing is inferred from times; what an agent's spans cost is bounded by their number.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ _T = TypeVar("_T", str, int)
 
 RESPONSE_ID_ATTRIBUTE: Final = "gen_ai.response.id"
 """Span attribute: id of a model call's answer (OpenTelemetry conventions for generative AI)."""
+
+MAX_ANCESTORS: Final = 1000
+"""Ancestors of a span that are looked at; nested further are spans of nobody but a broken or hostile emitter."""
+MAX_CLIENTS: Final = 64
+"""Spans that may name one answer; of more, none is taken for the client's."""
 
 _AGENT_NAME, _STEP = attributes.AGENT_NAME.encode(), attributes.STEP.encode()
 _RESPONSE_ID = RESPONSE_ID_ATTRIBUTE.encode()
@@ -74,15 +79,18 @@ class SpanTree:
         if not self._answered:
             return
         answer = next((a.value.string_value for a in call.attributes if a.key == RESPONSE_ID_ATTRIBUTE), "")
+        named = self._answered.get(answer, ())
+        if not 0 < len(named) <= MAX_CLIENTS:
+            return
         above = set(self.upward(call.span_id))
-        clients = [each for each in self._answered.get(answer, ()) if call.span_id not in self.upward(each)]
+        clients = [each for each in named if call.span_id not in self.upward(each)]
         if clients and above.isdisjoint(clients):
             self._parents[call.span_id] = min(clients, key=lambda each: (-len(list(self.upward(each))), each))
 
     def upward(self, span_id: bytes) -> Iterator[bytes]:
         """Yields the ids of a span and its ancestors, nearest first; the last one may be of an unknown span."""
         seen: set[bytes] = set()
-        while span_id and span_id not in seen:
+        while span_id and span_id not in seen and len(seen) <= MAX_ANCESTORS:
             yield span_id
             seen.add(span_id)
             span_id = self._parents.get(span_id, b"")

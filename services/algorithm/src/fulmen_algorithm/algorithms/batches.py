@@ -1,8 +1,8 @@
 """Builds the rows of a training step from finished groups, and records the outcome of each group.
 
-Groups are read from the feed of the run's own rollouts, or from storage. Rules: a rollout that failed, was truncated,
-or was not captured completely is masked: left out and not scored. A group with too few rollouts left, or whose
-advantages are all 0, is dropped and counted. Rows whose policy is too old are dropped and counted.
+Groups are read from the feed of the run's own rollouts, or from storage. Rules: a rollout that failed or was not captured
+completely is masked: left out and not scored; with `mask_truncated`, so is a truncated one. A group with too few
+rollouts left, or whose advantages are all 0, is dropped and counted. Rows whose policy is too old are dropped and counted.
 """
 
 import time

@@ -20,6 +20,7 @@ from fulmen.rpc.channel import FulmenChannel
 from fulmen_algorithm.clients.patience import AWAY, Notify
 from fulmen_algorithm.runs.failure import RunFailed
 from fulmen_algorithm.runs.ports import ChatAnswer, ChatRequest
+from fulmen_algorithm.runs.run import sendable
 
 PATH = "/v1/chat/completions"
 SCORING_PATH = "/v1/completions"
@@ -31,6 +32,8 @@ FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Answers that do not depend on the question: limits and server errors."""
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+"""Errors that an answer of another form leads to; infinite counts lead to the last one."""
 SHOWN_CHARS = 300
 NOT_FOUND = 404
 ROUTE_HINT = " `fulmen proxy route put` gives it a route (docs/routing.md)."
@@ -169,11 +172,11 @@ def _answer(body: bytes) -> ChatAnswer:
         text = document["choices"][0]["message"].get("content") or ""
         usage = document.get("usage") or {}
         return ChatAnswer(
-            text=str(text),
+            text=sendable(str(text)),
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RunFailed("The answer is not a chat completion.") from error
 
 
@@ -187,7 +190,7 @@ def _scores(body: bytes, token_ids: Sequence[int], model: str) -> list[float]:
         listed = json.loads(body)["choices"][0]["prompt_logprobs"]
         pairs = zip(token_ids[1:], listed[1:], strict=True)
         found = [0.0, *(float(each[str(token)]["logprob"]) for token, each in pairs)]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RunFailed(
             f"{model} gave no log-probabilities of the tokens (prompt_logprobs). A teacher needs a route to vLLM or an"
             " embedded engine, and the tokenizer of the policy (docs/distillation.md)."

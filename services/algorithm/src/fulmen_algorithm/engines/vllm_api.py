@@ -253,7 +253,7 @@ def _read_file(path: Path) -> int:
             size = 8 + length
             while chunk := file.read(READ_CHUNK_BYTES):
                 size += len(chunk)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise EngineFailed(f"{path} cannot be read.") from error
     if size != 8 + length + max(ends, default=0):
         raise EngineFailed(f"{path} is truncated.")

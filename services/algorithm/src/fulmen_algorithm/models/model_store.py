@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from fulmen.errors import ModelExists, QuotaExceeded
 from fulmen.ids import uuid7
 from fulmen.models.files import DIGEST, ModelFile
@@ -37,6 +39,7 @@ MAX_ALIASES: Final = 2000
 KEPT_FILES: Final = 100_000
 """Maximum number of files in the records that are kept in memory, about 25 MB."""
 _USE_TIME_STEP_S: Final = 3600.0
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +200,7 @@ class ModelStore:
         """Returns the digests of aliases, without those of deleted models."""
         found, place = dict[str, str](), self.place(project)
         for path in _entries(place / ALIASES):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
                 digest = "" if path.name.startswith(".") else path.read_text()
                 if DIGEST.fullmatch(digest) and (place / digest).exists():
                     found[path.name] = digest
@@ -208,14 +211,20 @@ class ModelStore:
         used_s = (path / RECORD).stat().st_mtime
         record = self._records.get(path)
         if record is None:
-            record = json.loads((path / RECORD).read_bytes())
-            record["files"] = tuple(ModelFile(**file) for file in record["files"])
+            try:
+                record = json.loads((path / RECORD).read_bytes())
+                record |= {"files": tuple(ModelFile(**file) for file in record["files"])}
+                record |= {"created_s": float(record["created_s"])}
+            except (ValueError, LookupError, TypeError) as error:
+                # As if it were gone: its files stay, for a person to repair, and other models are served.
+                _log.error("model_record_damaged", model=str(name), error=type(error).__name__)
+                raise FileNotFoundError(str(path / RECORD)) from error
             self._keep(path, record)
         return StoredModel(
             name=name,
             aliases=tuple(sorted(alias for alias, digest in aliases.items() if digest == name.id)),
             files=record["files"],
-            created_s=float(record["created_s"]),
+            created_s=record["created_s"],
             used_s=used_s,
         )
 

@@ -13,12 +13,16 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import unquote, urlsplit
 
+import structlog
+
 from fulmen.ids import uuid7
 from fulmen_algorithm.persistence.files import replace_file
 from fulmen_algorithm.persistence.object_mirror import ObjectMirror
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.run import TrainingRun
 from fulmen_service_kit.errors import StartupError
+
+_log = structlog.get_logger()
 
 
 class RunStorage:
@@ -85,11 +89,16 @@ class RunStorage:
         return self.run_files(run)
 
     def runs(self) -> list[tuple[TrainingRun, RunFiles]]:
-        """Returns the stored runs; a folder whose run was never saved is skipped."""
+        """Returns the stored runs; a folder whose run was never saved, or cannot be read, is skipped."""
         found = []
         for path in sorted(self.folder.glob("*/*/")):
-            files = RunFiles(path, mirror=self.mirror)
-            run = files.load_run()
+            try:
+                files = RunFiles(path, mirror=self.mirror)
+                run = files.load_run()
+            except ValueError as error:
+                # It stays as it is, for a person to repair; the others go on.
+                _log.error("run_files_damaged", folder=str(path), error=type(error).__name__)
+                continue
             if run is not None:
                 found.append((run, files))
         return found

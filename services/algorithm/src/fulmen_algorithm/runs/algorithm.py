@@ -14,7 +14,7 @@ from fulmen_algorithm.runs.collapse import CollapseSettings, NoticeCollapse
 from fulmen_algorithm.runs.context import RunContext
 from fulmen_algorithm.training.compute import ComputeSettings, OneProcess, ParallelSettings, Precision
 from fulmen_algorithm.training.defaults import REINFORCEMENT, ModelFacts, RateBySize
-from fulmen_algorithm.training.passes import PassSettings
+from fulmen_algorithm.training.passes import Attention, PassSettings
 from fulmen_algorithm.training.settings import AdamW, FullWeights, LoraSettings, Muon, Sgd, UpdateRule, WeightsSettings
 from fulmen_algorithm.training.strict import AUTO_BY_NAME, NONE_BY_NAME, Strict
 from fulmen_exchange.registry import ExchangeSettings
@@ -200,6 +200,12 @@ class AlgorithmSettings(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        if self.parallel.context > 1 and (problems := context_problems(self)):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
     def _exchange_fits(self) -> Self:
         if self.exchange is not None and (problems := exchange_problems(self)):
             raise ValueError("; ".join(problems))
@@ -286,6 +292,18 @@ def tensor_problems(settings: AlgorithmSettings) -> list[str]:
         found.append("exchange: needs parallel.tensor 1: codecs support only parts by rows")
     if settings.passes.compile:
         found.append("passes.compile: needs parallel.tensor 1: layers with split matrices are not compiled")
+    return found
+
+
+def context_problems(settings: AlgorithmSettings) -> list[str]:
+    """Returns what of a run's settings does not go with rows that are split by positions."""
+    found = []
+    if settings.exchange is not None:
+        found.append("exchange: needs parallel.context 1: ranks that compute the same rows take no steps of their own")
+    if settings.passes.compile:
+        found.append("passes.compile: needs parallel.context 1: layers that gather keys and values are not compiled")
+    if settings.passes.attention in (Attention.FLASH, Attention.FLEX):
+        found.append(f"passes.attention: {settings.passes.attention} needs parallel.context 1: choose sdpa or eager")
     return found
 
 

@@ -19,7 +19,7 @@ from fulmen.errors import Draining
 from fulmen_algorithm.persistence.run_files import RunFiles
 from fulmen_algorithm.runs.events import Event, Notice, StepMetrics
 from fulmen_algorithm.runs.ports import LeaseState, RunFence
-from fulmen_algorithm.runs.run import RunState, TrainingRun
+from fulmen_algorithm.runs.run import RunState, TrainingRun, sendable
 
 _log = structlog.get_logger()
 CHANGEABLE = frozenset(
@@ -93,7 +93,7 @@ class EventLog:
 
     def notify(self, severity: str, message: str) -> None:
         """Appends a message for a person; a full disk does not stop its caller."""
-        notice = Notice(severity=severity, message=message)
+        notice = Notice(severity=severity, message=sendable(message))
         try:
             self._append(Event(sequence=self._next, time=self._clock(), notice=notice))
         except OSError:

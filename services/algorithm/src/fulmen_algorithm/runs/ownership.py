@@ -256,13 +256,14 @@ class RunOwnership:
             return  # this service knows better
         try:
             run = decoded_run(lease.record)
+            files = self._storage.run_files(run) if entry is None else entry.files
         except ValueError:
             _log.warning("run_record_unreadable", run=lease.training_run)
             return
+        if entry is None and run.name == lease.training_run:
+            entry = self._runs.restore_readable(run, files)
         if entry is None:
-            if run.name != lease.training_run:
-                return
-            entry = self._runs.restore(run, self._storage.run_files(run))
+            return
         if lease.epoch > entry.files.epoch:
             entry.run = run
         if lease.epoch > entry.newest_epoch and lease.owner != self._storage.owner:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 
+import structlog
+
 from fulmen.errors import (
     ArgumentInvalid,
     QuotaExceeded,
@@ -29,6 +31,8 @@ from fulmen_algorithm.runs.creation.rules import RunDraft, digest
 from fulmen_algorithm.runs.entry import Clock, Entry, EventLog
 from fulmen_algorithm.runs.run import RunState, TrainingRun, moved, rolled_back, waiting_again
 from fulmen_algorithm.runs.stages import continued
+
+_log = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +76,14 @@ class RunRegistry:
         )
         self._entries[run.name] = entry
         return entry
+
+    def restore_readable(self, run: TrainingRun, files: RunFiles) -> Entry | None:
+        """Restores a run; one whose events cannot be read stays as it is, for a person to repair, and None is returned."""
+        try:
+            return self.restore(run, files)
+        except ValueError as error:
+            _log.error("run_files_damaged", run=run.name, error=type(error).__name__)
+            return None
 
     def existing(self, stages: Sequence[RunDraft]) -> TrainingRun | None:
         """Finds the first run created by an earlier equal request.

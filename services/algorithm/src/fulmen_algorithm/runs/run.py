@@ -166,6 +166,11 @@ class TrainingRun:
         return all(sequence <= point for point in self.branch_points[branch:])
 
 
+def sendable(text: str) -> str:
+    """Returns a text that messages take: half of a surrogate pair, which texts from JSON may hold, becomes `?`."""
+    return text.encode(errors="replace").decode()
+
+
 def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: str = "") -> TrainingRun:
     """Returns the run in another state.
 
@@ -179,7 +184,7 @@ def moved(run: TrainingRun, state: RunState, *, now: datetime, failure_message: 
     return replace(
         run,
         state=state,
-        failure_message=failure_message,
+        failure_message=sendable(failure_message),
         start_time=run.start_time or (now if state is RunState.RUNNING else None),
         end_time=now if state.final else None,
     )

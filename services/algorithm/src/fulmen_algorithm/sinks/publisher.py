@@ -72,8 +72,13 @@ class MetricPublisher:
                 self._carried.pop(entry.run.name, None)
                 continue
             carried = self._carried.get(entry.run.name) or await self._begun(entry)
-            if entry.events.last_sequence > carried.sequence:
-                await self._write(entry, carried)
+            try:
+                if entry.events.last_sequence > carried.sequence:
+                    await self._write(entry, carried)
+            except (OSError, ValueError, LookupError) as error:
+                # Its events on disk are damaged or out of reach: other runs go on, and this one when they are back.
+                _log.warning("metrics_not_read", run=entry.run.name, error=str(error))
+                continue
             if entry.run.state.final and carried.sinks:
                 await self._close(entry, carried)
 
@@ -130,7 +135,14 @@ class MetricPublisher:
 
 
 def _position(path: Path) -> int:
-    return int(json.loads(path.read_bytes())["sequence"]) if path.exists() else 0
+    """Returns the last event that was written; 0 if none was, or that cannot be read: all are written again then."""
+    try:
+        return int(json.loads(path.read_bytes())["sequence"])
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        _log.warning("metric_position_not_read", path=str(path), error=str(error))
+        return 0
 
 
 async def _in_own_thread(work: Callable[[], Result], *, name: str) -> Result:

@@ -22,6 +22,8 @@ from fulmen_algorithm.trainers import hand_over
 from fulmen_algorithm.trainers.devices import Devices
 from fulmen_algorithm.trainers.standings import HandOver, Standing
 from fulmen_algorithm.training.compute import Fsdp2
+from fulmen_algorithm.training.context_parallel import ContextUnsupported
+from fulmen_algorithm.training.context_plan import context_folder_problems
 from fulmen_algorithm.training.critic import Critic
 from fulmen_algorithm.training.files import full_disk_as_storage_failed
 from fulmen_algorithm.training.micro_batches import logprobs_of
@@ -76,16 +78,16 @@ class LocalTrainer:
         devices = devices or Devices.all_on(str(ranks.device))
         groups = groups_of(ranks, setup.compute.parallel)
         for folder in (setup.model_dir, setup.reward_dir):
-            if groups.tensor_mesh is None or folder is None:
-                continue
-            if problems := folder_problems(folder, groups.tensor.world_size):
+            problems: list[str] = []
+            if groups.tensor_mesh is not None and folder is not None:
+                problems = folder_problems(folder, groups.tensor.world_size)
+            if groups.context.group is not None and folder is not None:
+                problems = context_folder_problems(folder)
+            if problems:
                 raise RunFailed(f"The model in {folder} cannot be split over ranks: {'; '.join(problems)}.")
         with randomness.in_use():
             policy = load_policy(setup.model_dir, devices.policy, setup.lora, groups)
-        try:
-            policy.prepare(setup.compute, ranks)
-        except AttentionUnsupported as error:
-            raise RunFailed(str(error)) from error
+        _prepare(policy, setup, ranks)
         if ranks.leads:
             _log.info("trainer_opened", attention=policy.attention, passes=setup.compute.passes.described)
         frozen = replace(ranks, device=torch.device(devices.reference))
@@ -215,8 +217,15 @@ def _load_frozen(folder: Path, setup: TrainerSetup, ranks: Ranks, groups: RankGr
     """Loads a model that does not train, beside the policy."""
     loaded = load_policy(folder, str(ranks.device), groups=groups)
     loaded.model.requires_grad_(False)
-    loaded.prepare(setup.compute, ranks)
+    _prepare(loaded, setup, ranks)
     return loaded
+
+
+def _prepare(policy: PolicyModel, setup: TrainerSetup, ranks: Ranks) -> None:
+    try:
+        policy.prepare(setup.compute, ranks)
+    except (AttentionUnsupported, ContextUnsupported) as error:
+        raise RunFailed(str(error)) from error
 
 
 def _check_same_tokens(reward_model: PolicyModel, policy: PolicyModel) -> None:
@@ -244,7 +253,8 @@ def _open_reducer(setup: TrainerSetup, policy: PolicyModel) -> GradientReducer:
 def _load_critic(setup: TrainerSetup, plan: CriticPlan, policy: PolicyModel, device: str) -> Critic:
     parallel = setup.compute.parallel
     # On GPUs of its own it is whole: the parts of the policy are on others.
-    spread = policy.groups.copy.group is not None and parallel.critic_gpus is None
+    together = policy.groups.copy.group is not None or policy.groups.context.group is not None
+    spread = together and parallel.critic_gpus is None
     try:
         return Critic.load(
             setup.model_dir,

@@ -82,6 +82,11 @@ class OneProcess(BesidePolicy):
         return 1
 
     @property
+    def context(self) -> int:
+        """One process computes all positions."""
+        return 1
+
+    @property
     def balance(self) -> Balance:
         """One process has no others to share with."""
         return Balance.POSITIONS
@@ -101,7 +106,9 @@ class Placed(BesidePolicy):
         memory_gib: Memory that each needs, in GiB; 0 for any.
         gpus: List of GPUs of the service's machine, one for each rank; null for GPUs that no engine uses, if there are enough.
         tensor: Ranks that compute the same rows together, each with a part of the matrices of every layer; 1 for none. It
-            needs a model with a tensor-parallel plan in transformers, and a number of heads that is divisible by it.
+            needs a model for which transformers has a plan, and a number of heads that is divisible by it.
+        context: Ranks that compute the same rows together, each a part of the positions, so that long rows fit; 1 for none. With
+            `fsdp2` it divides `shard`. Positions must meet in attention alone.
         balance: `positions` gives each rank the same amount of work, and a resumed run is bitwise identical; `speed`
             gives less to ranks that were slower in earlier steps. The ranks of a copy of `fsdp2` count as one.
     """
@@ -114,6 +121,7 @@ class Placed(BesidePolicy):
     memory_gib: int = Field(default=0, ge=0, le=65_536)
     gpus: Annotated[list[GpuNumber], Field(min_length=1, max_length=MAX_RANKS)] | None = None
     tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
+    context: int = Field(default=1, ge=1, le=MAX_RANKS)
     balance: Annotated[Balance, Field(strict=False)] = Balance.POSITIONS
 
     @model_validator(mode="after")
@@ -131,6 +139,24 @@ class Placed(BesidePolicy):
             yield "balance: must be positions with tensor: ranks that compute the same rows have the same speed"
         for model in self.beside:
             yield f"{model}_gpus: needs tensor 1: with more, the {model} is split like the policy"
+
+    @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        if self.context > 1:
+            _raise_joined(self._context_problems())
+        return self
+
+    def _context_problems(self) -> Iterable[str]:
+        if self.ranks % self.context:
+            yield f"ranks: {self.ranks} must be a multiple of context, {self.context}"
+        if self.tensor > 1:
+            yield "tensor: needs context 1: rows are split by positions, or matrices"
+        if self.is_elastic:
+            yield "min_ranks: needs context 1: ranks that are left have no whole rows"
+        if self.balance is Balance.SPEED:
+            yield "balance: must be positions with context: ranks that compute the same rows have one speed"
+        for model in self.beside:
+            yield f"{model}_gpus: needs context 1: rows of the {model} are split as the policy's are"
 
     @model_validator(mode="after")
     def _gpus_fit(self) -> Self:
@@ -218,6 +244,11 @@ class Fsdp2(Placed):
                 f"tensor: {self.tensor} must divide shard, {self.ranks_per_copy}, and be less: it uses a part of the "
                 "ranks of a copy. Without sharding, use kind ddp"
             )
+
+    def _context_problems(self) -> Iterable[str]:
+        yield from super()._context_problems()
+        if self.ranks_per_copy % self.context:
+            yield f"context: {self.context} must divide shard, {self.ranks_per_copy}: its ranks are some of those of a copy"
 
     @property
     def ranks_per_copy(self) -> int:

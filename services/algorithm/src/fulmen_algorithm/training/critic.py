@@ -11,6 +11,7 @@ Legend: B lines, T positions, N trained tokens of a rollout in the order in whic
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from transformers.utils import logging
 from fulmen_algorithm.losses.advantage_settings import CriticPlan
 from fulmen_algorithm.losses.advantages import Floats, discounted_sums, whitened
 from fulmen_algorithm.training.compute import Fsdp2
+from fulmen_algorithm.training.context_parallel import split_of, split_positions
 from fulmen_algorithm.training.defaults import CRITIC_RATE
 from fulmen_algorithm.training.gradient_norms import clip_gradients
 from fulmen_algorithm.training.optimizer import NormWatch
@@ -39,7 +41,7 @@ from fulmen_algorithm.training.parallel import (
 )
 from fulmen_algorithm.training.part_loading import load_part
 from fulmen_algorithm.training.rows import Row
-from fulmen_algorithm.training.scorer import layers_of
+from fulmen_algorithm.training.scorer import layers_of, one_later
 from fulmen_algorithm.training.settings import PackingMode
 from fulmen_algorithm.training.tensor_parallel import agree_on_gradients, load_split
 from fulmen_exchange.ranks import Ranks, StepInfo
@@ -140,6 +142,8 @@ class Critic:
         model = _with_fresh_head(model_dir, groups)
         if groups.mesh is None or groups.tensor_mesh is not None:
             model.to(device or ranks.device)  # type: ignore[arg-type]  # the library's wrapper hides the signature
+        if groups.context.group is not None:
+            split_positions(model)
         if groups.mesh is not None and parallel is not None:
             shard(model, layers_of(model), groups.mesh, parallel, bf16=bf16)
         return cls(model, plan, ranks=ranks, groups=groups, pad_token_id=pad_token_id, bf16=bf16)
@@ -239,18 +243,21 @@ class Critic:
 
     def _values_of(self, micro: MicroBatch) -> Tensor:
         """Computes V before each token, the value of the state in which it was sampled; float32 [B, T]."""
-        device, attention = self._device, micro.attention_mask_BT
-        with autocast(device, bf16=self._bf16 and not self._sharded):
-            output = self.model(
-                input_ids=micro.input_ids_BT.to(device),
-                position_ids=micro.position_ids_BT.to(device),
-                attention_mask=None if attention is None else attention.to(device),
-                use_cache=False,
-            )
+        device = self._device
+        ids_BT, positions_BT = micro.input_ids_BT.to(device), micro.position_ids_BT.to(device)
+        attention = None if micro.attention_mask_BT is None else micro.attention_mask_BT.to(device)
+        if (split := split_of(self.groups.context, positions_BT, attention)) is not None:
+            ids_BT, positions_BT = split.take(ids_BT), split.take(positions_BT)
+            attention = torch.ones_like(ids_BT)
+        with (
+            autocast(device, bf16=self._bf16 and not self._sharded),
+            nullcontext() if split is None else split.in_use(),
+        ):
+            output = self.model(input_ids=ids_BT, position_ids=positions_BT, attention_mask=attention, use_cache=False)
         if self._sharded and not torch.is_grad_enabled():
             # There is no backward pass for which the root keeps its weights gathered.
             spread_again(self.model)
-        return torch.nn.functional.pad(output.logits[:, :-1, 0].float(), (1, 0))
+        return one_later(output.logits[..., 0].float(), split)
 
     def _micro_batches(self, rows: Sequence[Row], *, token_budget: int, mode: PackingMode) -> list[MicroBatch]:
         ranks, of_copy = self.groups.sharing(self._ranks)

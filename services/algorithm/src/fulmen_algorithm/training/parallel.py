@@ -103,6 +103,8 @@ class RankGroups:
         mesh: Mesh of the ranks of the copy that have different rows; None where FSDP does not split it.
         tensor: Ranks of the copy that compute the same rows together, each with parts of the matrices.
         tensor_mesh: Their mesh; None for one rank.
+        context: Ranks that compute the same rows together, each a part of the positions. They count as different ones
+            otherwise: their gradients are summed.
     """
 
     copy: Ranks = field(default_factory=Ranks)
@@ -110,25 +112,35 @@ class RankGroups:
     mesh: DeviceMesh | None = None
     tensor: Ranks = field(default_factory=Ranks)
     tensor_mesh: DeviceMesh | None = None
+    context: Ranks = field(default_factory=Ranks)
+
+    @property
+    def together(self) -> int:
+        """Ranks that compute the same rows."""
+        return self.tensor.world_size * self.context.world_size
 
     def sharing(self, ranks: Ranks) -> tuple[Ranks, slice]:
         """Returns this rank among those with different rows, of all `ranks`, and which of them are of its copy."""
-        each = self.tensor.world_size
+        each = self.together
         mine, own = replace(ranks, rank=ranks.rank // each, world_size=ranks.world_size // each), self.copy
         first = mine.rank - own.rank // each
-        return mine, slice(first, first + own.world_size // each)
+        return mine, slice(first, first + max(own.world_size // each, 1))
 
     @property
     def once(self) -> slice:
         """Picks, of what all ranks have gathered, one of those that have computed the same rows."""
-        return slice(None, None, self.tensor.world_size)
+        return slice(None, None, self.together)
 
 
 def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
     """Returns the groups of this rank; all ranks call it. Ranks of one copy have consecutive numbers.
 
-    Within a copy, ranks that compute the same rows have consecutive numbers, too.
+    So do ranks that compute the same rows.
     """
+    context = Ranks(device=ranks.device)
+    if parallel.context > 1:
+        mesh = _context_mesh(ranks.group, ranks.device.type, ranks.world_size // parallel.context, parallel.context)
+        context = _group(mesh["context"], ranks.device)
     if parallel.tensor > 1:
         parts = parallel.ranks_per_copy // parallel.tensor
         split = _split_mesh(
@@ -142,7 +154,7 @@ def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
             tensor_mesh=split[TENSOR],
         )
     if not isinstance(parallel, Fsdp2):
-        return RankGroups(copy=Ranks(device=ranks.device), peers=ranks)
+        return RankGroups(copy=Ranks(device=ranks.device), peers=ranks, context=context)
     mesh = _mesh(ranks.group, ranks.device.type, parallel.copies, parallel.ranks_per_copy)
     copy, peers = (_group(mesh[name], ranks.device) for name in (_PARTS, _COPIES))
     if ranks.way_out is not None:
@@ -151,7 +163,7 @@ def groups_of(ranks: Ranks, parallel: ParallelSettings) -> RankGroups:
             ranks.way_out.groups.append(peers.group)
         if copy.group is not None:
             ranks.way_out.agree = partial(_any, copy)
-    return RankGroups(copy=copy, peers=peers, mesh=mesh[_PARTS])
+    return RankGroups(copy=copy, peers=peers, mesh=mesh[_PARTS], context=context)
 
 
 def _any(ranks: Ranks, yes: bool) -> bool:
@@ -166,6 +178,11 @@ _COPIES, _PARTS = "copies", "fsdp"
 def _mesh(_: dist.ProcessGroup | None, device_type: str, copies: int, parts: int) -> DeviceMesh:
     # Groups are never closed, so all trainers of a process share them.
     return init_device_mesh(device_type, (copies, parts), mesh_dim_names=(_COPIES, _PARTS))
+
+
+@cache
+def _context_mesh(_: dist.ProcessGroup | None, device_type: str, groups: int, context: int) -> DeviceMesh:
+    return init_device_mesh(device_type, (groups, context), mesh_dim_names=("rows", "context"))
 
 
 @cache

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from fulmen_algorithm.training.compute import Balance, ComputeSettings, Fsdp2
+from fulmen_algorithm.training.context_parallel import inner_name, split_of, split_positions
 from fulmen_algorithm.training.offloading import offloaded
 from fulmen_algorithm.training.packing import MicroBatch
 from fulmen_algorithm.training.parallel import (
@@ -142,6 +143,7 @@ class PolicyModel:
 
         Raises:
             AttentionUnsupported: if the model has no such attention.
+            ContextUnsupported: if its rows cannot be split by positions.
         """
         self.ranks, self.groups = ranks, groups_of(ranks, compute.parallel)
         if compute.parallel.balance is Balance.SPEED:
@@ -154,11 +156,16 @@ class PolicyModel:
             checkpoint_layers(self.model)
         if compute.passes.compile:
             compile_layers(self.model)
+        if self.groups.context.group is not None:
+            split_positions(self.model)
         if isinstance(compute.parallel, Fsdp2) and self.groups.mesh is not None:
             shard(self._scorer, layers_of(self.model), self.groups.mesh, compute.parallel, bf16=self._bf16)
         if self.groups.copy.group is not None or self.sharded:
             with torch.no_grad():
                 self._scorer.try_out()
+            spread_again(self._scorer)
+        if self.groups.context.group is not None:
+            self._scorer.try_out_split(self.groups.context, bf16=self._bf16 and self.sharded)
             spread_again(self._scorer)
 
     def _attend_by(self, attention: Attention) -> None:
@@ -178,7 +185,7 @@ class PolicyModel:
     @property
     def attention(self) -> str:
         """Implementation of attention that passes use."""
-        return str(getattr(self.model.config, "_attn_implementation", ""))
+        return inner_name(str(getattr(self.model.config, "_attn_implementation", "")))
 
     def save(
         self, model_dir: Path | str, *, tokenizer: bool = True, weights: Mapping[str, Tensor] | None = None
@@ -346,7 +353,9 @@ class PolicyModel:
         """Computes what `token_logprobs` does, and with `entropy` the entropies of the distributions of the tokens."""
         ids_BT = batch.input_ids_BT.to(self.device)
         asked_BT = batch.loss_mask_BT.to(self.device) if trained_only else torch.ones_like(ids_BT, dtype=torch.bool)
-        attention = batch.attention_mask_BT
+        position_ids_BT = batch.position_ids_BT.to(self.device)
+        attention = None if batch.attention_mask_BT is None else batch.attention_mask_BT.to(self.device)
+        split = split_of(self.groups.context, position_ids_BT, attention)
         if self.adapters is not None:
             self.adapters.drop_out(torch.is_grad_enabled())
         if self._routes is not None or batch.routed_BTLK is not None:
@@ -355,12 +364,7 @@ class PolicyModel:
         moved = offloaded() if self._offloads and torch.is_grad_enabled() else nullcontext()
         with autocast(self.device, bf16=self._bf16 and not self.sharded), moved:
             scores: TokenScores = self._scorer(
-                ids_BT,
-                batch.position_ids_BT.to(self.device),
-                None if attention is None else attention.to(self.device),
-                asked_BT,
-                temperature,
-                entropy,
+                ids_BT, position_ids_BT, attention, asked_BT, temperature, entropy, split
             )
         if self.sharded and not torch.is_grad_enabled():
             # The root keeps its weights gathered for a backward pass, but there is no backward pass here.

@@ -9,6 +9,7 @@ Legend: B lines, T positions, N requested positions, V vocabulary, D width.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from fulmen_algorithm.training.context_parallel import ContextSplit, ContextUnsupported
 from fulmen_algorithm.training.heads import AFTER_HEAD, LOGITS_AT_ONCE, setting_after_head
 from fulmen_algorithm.training.token_entropy import entropy_of
+from fulmen_exchange.ranks import Ranks
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 _RELATIVE_IN_BF16 = 0.05
@@ -68,6 +71,39 @@ class TokenScorer(nn.Module):
         """Determines the model's traits. Like `forward`, it is called by all ranks that hold parts of the model."""
         self.traits = try_out(self.model)
 
+    @torch.no_grad()
+    def try_out_split(self, ranks: Ranks, *, bf16: bool) -> None:
+        """Compares a line that is split by positions with a whole one; called by all ranks that share weights or rows.
+
+        Args:
+            ranks: Those over which it is split.
+            bf16: Whether this is computed in bf16.
+
+        Raises:
+            ContextUnsupported: if they differ, on every rank alike.
+        """
+        weight: Any = self.model.get_input_embeddings().weight
+        length = 8 * ranks.world_size + 3
+        line_BT = torch.tensor([[(7 * n + 3) % int(weight.shape[0]) for n in range(length)]], device=ranks.device)
+        cuts = (3, length // 2, length) if self.traits.packs else (length,)
+        starts = (0, *cuts[:-1])
+        positions_BT = torch.tensor([[n for a, b in zip(starts, cuts, strict=True) for n in range(b - a)]])
+        positions_BT = positions_BT.to(ranks.device)
+        inputs = (line_BT, positions_BT, None, torch.ones_like(line_BT, dtype=torch.bool), 1.0, False)
+        whole_BT = self(*inputs).logprobs_BT
+        try:
+            found_BT = self(*inputs, ContextSplit(ranks, positions_BT, None)).logprobs_BT
+        except (AttributeError, TypeError) as error:
+            raise ContextUnsupported(
+                f"Rows cannot be split by positions: the model's masks are changed: {error}"
+            ) from error
+        changed = float((found_BT - whole_BT).abs().max() / whole_BT.abs().max())
+        # GPUs may round more, by the kernel of an attention with a mask.
+        if not changed <= (_RELATIVE_IN_BF16 if bf16 else _LEAK if ranks.device.type == "cpu" else _RELATIVE):
+            raise ContextUnsupported(
+                "Rows cannot be split by positions: the model's results differ, so positions meet otherwise than in attention."
+            )
+
     def forward(
         self,
         input_ids_BT: Tensor,
@@ -76,30 +112,49 @@ class TokenScorer(nn.Module):
         asked_BT: Tensor,
         temperature: float,
         entropy: bool = False,
+        split: ContextSplit | None = None,
     ) -> TokenScores:
         """Computes log p(token | tokens before it in its row) where `asked_BT` is true, and 0.0 elsewhere.
 
-        With `entropy` also the entropy of p(. | tokens before it in its row).
+        With `entropy` also the entropy of p(. | tokens before it in its row). With `split` the model computes this rank's
+        positions, and the result is that of all.
 
         Returns:
             float32 [B, T]; 0.0 at t = 0.
         """
+        targets_BT, asked_BT = _next(input_ids_BT), _next(asked_BT)
+        if split is not None:
+            given = (input_ids_BT, position_ids_BT, targets_BT, asked_BT)
+            input_ids_BT, position_ids_BT, targets_BT, asked_BT = map(split.take, given)
+            # The model's masks are made of the whole one (`ContextSplit.mask`).
+            attention_mask_BT = torch.ones_like(input_ids_BT)
         inputs = {"position_ids": position_ids_BT, "attention_mask": attention_mask_BT, "use_cache": False}
-        asked, targets_N = asked_BT[:, 1:], input_ids_BT[:, 1:][asked_BT[:, 1:]]
-        if self.traits.plain_head:
-            decoder, head = parts_of(self.model)
-            states_BTD = decoder(input_ids=input_ids_BT, **inputs).last_hidden_state
-            found_N = _in_pieces(states_BTD[:, :-1][asked], targets_N, head, temperature, entropy=entropy)
-        else:
-            logits_BTV = self.model(input_ids=input_ids_BT, **inputs).logits
-            found_N = _pick(logits_BTV[:, :-1][asked], targets_N, temperature, entropy=entropy)
-        return TokenScores(*(_spread(values_N, asked) for values_N in found_N))
+        targets_N = targets_BT[asked_BT]
+        with nullcontext() if split is None else split.in_use():
+            if self.traits.plain_head:
+                decoder, head = parts_of(self.model)
+                states_BTD = decoder(input_ids=input_ids_BT, **inputs).last_hidden_state
+                found_N = _in_pieces(states_BTD[asked_BT], targets_N, head, temperature, entropy=entropy)
+            else:
+                logits_BTV = self.model(input_ids=input_ids_BT, **inputs).logits
+                found_N = _pick(logits_BTV[asked_BT], targets_N, temperature, entropy=entropy)
+        return TokenScores(*(one_later(_spread(values_N, asked_BT), split) for values_N in found_N))
+
+
+def _next(values_BT: Tensor) -> Tensor:
+    """Returns what there is of the next token at each position; 0 at the last."""
+    return torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1)
+
+
+def one_later(values_BT: Tensor, split: ContextSplit | None) -> Tensor:
+    """Puts values one position later than the states that they come from; with `split` those of all ranks."""
+    whole_BT = values_BT if split is None else split.join(values_BT)
+    return nn.functional.pad(whole_BT[:, :-1], (1, 0))
 
 
 def _spread(values_N: Tensor, asked: Tensor) -> Tensor:
-    """Puts values where they were requested, one position after the states from which they are computed."""
-    values_BT = torch.zeros(asked.shape, dtype=torch.float32, device=asked.device).masked_scatter(asked, values_N)
-    return nn.functional.pad(values_BT, (1, 0))
+    """Puts values where they were requested."""
+    return torch.zeros(asked.shape, dtype=torch.float32, device=asked.device).masked_scatter(asked, values_N)
 
 
 def _in_pieces(

@@ -40,7 +40,7 @@ def folder_problems(model_dir: Path, tensor: int) -> list[str]:
     reports the reason."""
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return split_problems(config, tensor) if isinstance(config, Mapping) else []
 

@@ -257,7 +257,7 @@ def _header(path: Path) -> tuple[dict[str, tuple[str, tuple[int, ...], int, int]
             header = json.loads(file.read(length))
             metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
             places = {name: _place(entry) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise TensorFileDamaged(f"The header of {path.name} is invalid.") from error
     begin = 8 + length
     if begin + max((end for *_, end in places.values()), default=0) != size:

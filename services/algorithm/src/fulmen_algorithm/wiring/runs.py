@@ -64,7 +64,7 @@ def open_runs(
         storage, clock=now, max_concurrent=settings.max_concurrent_runs, max_of_project=settings.project_max_runs
     )
     for run, files in storage.runs():
-        registry.restore(run, files)
+        registry.restore_readable(run, files)
     leases = StoreRunLeases(
         store, owner=storage.owner, storage=storage.storage_id, address=address, ttl_s=settings.run_lease_s
     )

@@ -12,10 +12,11 @@ from connectrpc.request import Headers, RequestContext
 from fulmen.errors import FulmenError, InternalError, PermissionDenied
 from fulmen_console.gateway.wire_errors import connect_error
 from fulmen_console.sign_in.sessions import Sessions
+from fulmen_service_kit.http.wire import Scope
 from fulmen_service_kit.security.auth import SEVERAL
 from fulmen_service_kit.security.tokens import Caller
 
-__all__ = ["Access", "Credentials", "authorization", "require_same_origin"]
+__all__ = ["Access", "Credentials", "authorization", "headers_of", "require_same_origin"]
 
 _authorization: ContextVar[str] = ContextVar("fulmen_console_authorization", default="")
 
@@ -89,6 +90,11 @@ def require_same_origin(headers: Headers) -> None:
     is_own = not origin or origin.partition("://")[2].lower() == headers.get("host", "").lower()
     if not is_own or headers.get("sec-fetch-site", "") not in _OWN_SITES:
         raise PermissionDenied("A page of another site cannot use a session of the console. Send a token instead.")
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Returns the headers of a request of ASGI."""
+    return Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]])
 
 
 def _given(headers: Headers) -> str:

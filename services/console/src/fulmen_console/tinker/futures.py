@@ -85,11 +85,9 @@ class Futures:
             if known.project != project:
                 raise _unknown()
             return known
-        own = [each.size_bytes for each in self._futures.values() if each.project == project]
-        if len(own) >= MAX_FUTURES:
+        if sum(each.project == project for each in self._futures.values()) >= MAX_FUTURES:
             raise QuotaExceeded("Too many answers are waiting to be fetched.", quota="futures", retry_after_s=RETRY_S)
-        # So that one project fills half of it at most, two a third each, and there is always room for another one.
-        if sum(own) + size_bytes > MAX_BYTES - self._bytes - size_bytes:
+        if not self._has_room(project, size_bytes):
             raise QuotaExceeded(
                 "The console has no capacity for the request.", quota="future_bytes", retry_after_s=RETRY_S
             )
@@ -104,6 +102,14 @@ class Futures:
         # Not in the task: one that is cancelled before it begins runs nothing of itself.
         future.task.add_done_callback(partial(self._ended, future))
         return future
+
+    def _has_room(self, project: str, size_bytes: int) -> bool:
+        """Returns whether a project may hold so much more.
+
+        One project fills half of it at most, two a third each, and there is always room for another one.
+        """
+        own = sum(each.size_bytes for each in self._futures.values() if each.project == project)
+        return own + size_bytes <= MAX_BYTES - self._bytes - size_bytes
 
     def find(self, future_id: str, project: str) -> Future:
         """Returns a call. Raises NotFound if it is unknown, expired or another project's."""
@@ -146,9 +152,17 @@ class Futures:
         else:
             _log.error("tinker_call_failed", call=future.id, exc_info=error)
             future.error = InternalError("The console failed; see its log.")
-        size_bytes = len(future.answer.body) if future.answer is not None else 0
-        self._bytes += size_bytes - future.size_bytes
-        future.size_bytes = size_bytes
+        # It would keep what it has returned.
+        future.task = None
+        self._bytes -= future.size_bytes
+        future.size_bytes = 0
+        if future.answer is not None:
+            if self._has_room(future.project, len(future.answer.body)):
+                future.size_bytes = len(future.answer.body)
+                self._bytes += future.size_bytes
+            else:
+                text = "The console has no capacity for the answer: fetch answers before you request more."
+                future.answer, future.error = None, QuotaExceeded(text, quota="future_bytes")
         future.ends_s = self._clock() + KEEP_S
         future.done.set()
 

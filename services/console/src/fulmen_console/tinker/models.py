@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar
+
+import structlog
 
 from fulmen.algorithm.v1 import trainer_service_pb2 as pb
 from fulmen.errors import ArgumentInvalid, FulmenError, NotFound, Violation
@@ -13,7 +16,7 @@ from fulmen_console.tinker.names import SAMPLER_POLICY, checkpoint_id
 from fulmen_console.tinker.requests import AdamParams, LoraConfig
 from fulmen_console.tinker.trainer_calls import TrainerCalls
 
-__all__ = ["Model", "lora_of", "sampler_request"]
+__all__ = ["Model", "lora_of", "remove_unsaved", "sampler_request"]
 
 MAX_AHEAD: Final = 1024
 """How far ahead of the call that is carried out the number of another may be."""
@@ -26,6 +29,7 @@ NO_RATE: Final = 1e-30
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 Result = TypeVar("Result")
+_log = structlog.get_logger()
 
 
 class Model:
@@ -169,12 +173,14 @@ class Model:
         return (await calls.create(sampler_request(f"{self.trainer}/checkpoints/{SLOT}", request_id))).name
 
     async def load(self, calls: TrainerCalls, checkpoint: str, request_id: str) -> None:
-        """Continues from a checkpoint, with a trainer of its own."""
+        """Continues from a checkpoint, with a trainer of its own; the one before is removed unless it was saved."""
+        before = self.trainer
         self._adopt(await calls.create(pb.CreateTrainerRequest(checkpoint=checkpoint, request_id=request_id)))
-
-    async def has_checkpoints(self, calls: TrainerCalls) -> bool:
-        """Returns whether it was saved under a name."""
-        return any(not each.name.endswith(f"/{SLOT}") for each in (await calls.get(self.trainer)).checkpoints)
+        if before != self.trainer:
+            try:
+                await remove_unsaved(calls, before)
+            except FulmenError as error:
+                _log.warning("tinker_trainer_not_removed", trainer=before, reason=error.message)
 
     def info(self) -> Mapping[str, Any]:
         """Returns the answer of `get_info`."""
@@ -187,6 +193,14 @@ class Model:
             "lora_rank": self.rank,
             "model_name": self.base,
         }
+
+
+async def remove_unsaved(calls: TrainerCalls, trainer: str) -> None:
+    """Removes a trainer from the algorithm service, unless somebody has saved it under a name."""
+    with suppress(NotFound):
+        found = await calls.get(trainer)
+        if all(each.name.endswith(f"/{SLOT}") for each in found.checkpoints):
+            await calls.delete(trainer)
 
 
 def sampler_request(checkpoint: str, request_id: str) -> pb.CreateTrainerRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,14 +11,14 @@ from functools import partial
 from typing import Any, Final
 
 from fulmen.algorithm.v1 import trainer_service_pb2 as pb
-from fulmen.errors import ArgumentInvalid, NotFound, Violation
+from fulmen.errors import ArgumentInvalid, FulmenError, NotFound, Violation
 from fulmen_console.tinker import requests as given
 from fulmen_console.tinker.futures import Answered, Future, Futures
 from fulmen_console.tinker.losses import plan_of
 from fulmen_console.tinker.models import Model, lora_of, sampler_request
 from fulmen_console.tinker.names import SAMPLER, WEIGHTS, BaseNames, path_of, read_path
 from fulmen_console.tinker.samplers import Sampler
-from fulmen_console.tinker.sessions import Sessions, remove_strays
+from fulmen_console.tinker.sessions import Session, Sessions, remove_strays
 from fulmen_console.tinker.trainer_calls import TrainerCalls
 from fulmen_console.tinker.wire import PROTOBUF_TYPE, Pass, encoded_pass
 from fulmen_service_kit.http.wire import JSON_TYPE
@@ -69,7 +70,8 @@ class Programs:
             seed = request.lora_config.seed
             create.seed = secrets.randbits(_SEED_BITS) if seed is None else seed
             trainer = await caller.calls.create(create)
-            self.sessions.add(session, Model(model_id, caller.project, session.id, trainer, base=request.base_model))
+            model = Model(model_id, caller.project, session.id, trainer, base=request.base_model)
+            await self._add(caller, session, model)
             return _json({"type": "create_model", "model_id": model_id})
 
         return self._begin(f"{model_id}:create", caller, work, size_bytes)
@@ -96,7 +98,7 @@ class Programs:
             base = self.names.name_of((await caller.calls.get(trainer)).policy)
             create = pb.CreateTrainerRequest(checkpoint=checkpoint, request_id=model_id)
             created = await caller.calls.create(create)
-            self.sessions.add(session, Model(model_id, caller.project, session.id, created, base=base))
+            await self._add(caller, session, Model(model_id, caller.project, session.id, created, base=base))
             return _json({"type": "load_weights", "path": request.path, "model_id": model_id})
 
         return self._begin(f"{model_id}:create", caller, made, size_bytes)
@@ -120,7 +122,8 @@ class Programs:
         model = self.sessions.model(request.model_id, caller.project, caller.calls)
 
         async def work() -> Answered:
-            plan = plan_of(request)
+            # In a thread: many tokens take long.
+            plan = await asyncio.to_thread(plan_of, request)
             logprobs, metrics = await model.forward_backward(caller.calls, plan, forward_only=request.forward_only)
             return Answered(encoded_pass(logprobs, metrics), PROTOBUF_TYPE)
 
@@ -209,6 +212,14 @@ class Programs:
 
         future = self._begin(future_id, caller, work, size_bytes)
         return future, [f"{future_id}:{number}" for number in range(request.num_samples)]
+
+    async def _add(self, caller: Caller, session: Session, model: Model) -> None:
+        """Adds a model to its session, or removes its trainer, which nobody would find."""
+        try:
+            self.sessions.add(session, model)
+        except FulmenError:
+            await caller.calls.delete(model.trainer)
+            raise
 
     def _numbered(
         self, caller: Caller, kind: type[Any], body: bytes, work: Callable[[Model, Any], Awaitable[Answered]]

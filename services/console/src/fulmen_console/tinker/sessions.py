@@ -17,7 +17,7 @@ import structlog
 
 from fulmen.errors import FulmenError, NotFound, QuotaExceeded
 from fulmen.ids import uuid7
-from fulmen_console.tinker.models import Model
+from fulmen_console.tinker.models import Model, remove_unsaved
 from fulmen_console.tinker.names import SAMPLER_POLICY
 from fulmen_console.tinker.samplers import Sampler
 from fulmen_console.tinker.trainer_calls import TrainerCalls
@@ -87,7 +87,14 @@ class Sessions:
         return _owned(session.samplers, sampler_id, "sampler")
 
     def add(self, session: Session, owned: Model | Sampler) -> None:
-        """Adds a model or a sampler; one with its name is replaced."""
+        """Adds a model or a sampler; one with its name is replaced.
+
+        Raises:
+            NotFound: if the session has ended meanwhile.
+            QuotaExceeded: if it has too many.
+        """
+        if self._sessions.get(session.id) is not session:
+            raise NotFound("The session ended before its model was made.")
         if len(session.models) + len(session.samplers) >= MAX_OF_SESSION:
             text = f"The session has {MAX_OF_SESSION} models and samplers, which is the maximum."
             raise QuotaExceeded(text, quota="session")
@@ -114,8 +121,7 @@ class Sessions:
             self._open.pop(sampler.id, None)
             await sampler.close(session.calls)
         for model in session.models.values():
-            if not await model.has_checkpoints(session.calls):
-                await session.calls.delete(model.trainer)
+            await remove_unsaved(session.calls, model.trainer)
 
     async def run(self) -> None:
         """Ends sessions of programs that are not heard, until cancelled."""

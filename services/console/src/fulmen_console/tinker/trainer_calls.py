@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
 
 from fulmen.algorithm.v1 import trainer_service_pb2 as pb
 from fulmen.algorithm.v1.trainer_service_pb2_grpc import TrainerServiceStub
-from fulmen.errors import FulmenError, QuotaExceeded, Unavailable
+from fulmen.errors import FulmenError, NotFound, QuotaExceeded, Unavailable
 from fulmen.rpc.channel import FulmenChannel
 
 __all__ = ["TrainerCalls"]
@@ -44,8 +45,9 @@ class TrainerCalls:
         return list((await self._patient(self._stub.ListTrainers, pb.ListTrainersRequest(page_size=1000))).trainers)
 
     async def delete(self, name: str) -> None:
-        """Deletes a trainer."""
-        await self._patient(self._stub.DeleteTrainer, pb.DeleteTrainerRequest(name=name))
+        """Deletes a trainer, if there is one."""
+        with suppress(NotFound):
+            await self._patient(self._stub.DeleteTrainer, pb.DeleteTrainerRequest(name=name))
 
     async def forward_backward(self, request: pb.ForwardBackwardRequest) -> pb.ForwardBackwardResponse:
         """Adds a gradient; its number makes sure that it is added once."""

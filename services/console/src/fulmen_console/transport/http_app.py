@@ -93,10 +93,11 @@ class ConsoleApp:
         except CallerGone:
             return
         except Exception as error:
-            _log.exception("request_failed", path=scope["path"][:256])
+            known = error if isinstance(error, FulmenError) else InternalError("The console failed; its log says why.")
+            if known is not error or is_started:
+                _log.exception("request_failed", path=scope["path"][:256])
             if is_started:
                 raise
-            known = error if isinstance(error, FulmenError) else InternalError("The console failed; see its log.")
             await respond_with_error(send, known)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,10 +7,8 @@ import json
 import math
 from typing import Any, Final
 
-from connectrpc.request import Headers
-
 from fulmen.errors import ArgumentInvalid, Code, FulmenError, TokenInvalid, Violation
-from fulmen_console.gateway.access import Credentials, require_same_origin
+from fulmen_console.gateway.access import Credentials, headers_of, require_same_origin
 from fulmen_console.sign_in.codes import CODE_S, SignInCodes
 from fulmen_console.sign_in.sessions import MAX_TOKEN_BYTES, Sessions
 from fulmen_service_kit.http.wire import (
@@ -61,9 +59,7 @@ class SessionApp:
             await respond(send, 405, b"", extra=[(b"allow", allowed)], unread=receive)
             return
         try:
-            require_same_origin(
-                Headers([(key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]])
-            )
+            require_same_origin(headers_of(scope))
             status, body, extra = await self._answer(scope, receive)
         except FulmenError as error:
             await respond_with_error(send, error, unread=receive)

@@ -18,7 +18,7 @@ from fulmen.errors import (
     Violation,
 )
 from fulmen.rpc.channel import FulmenChannel
-from fulmen_console.gateway.access import Credentials
+from fulmen_console.gateway.access import Credentials, headers_of, require_same_origin
 from fulmen_console.tinker import requests as given
 from fulmen_console.tinker.futures import Future
 from fulmen_console.tinker.programs import Caller, Programs
@@ -35,6 +35,7 @@ from fulmen_service_kit.http.wire import (
     respond,
 )
 from fulmen_service_kit.security.auth import SEVERAL
+from fulmen_service_kit.security.permissions import require
 
 __all__ = ["TINKER_PATH", "TinkerApp"]
 
@@ -47,6 +48,7 @@ MAX_CHUNK_BYTES: Final = 2_000_000
 """Size of the data of one call, which the package splits; at most 125,000 tokens, of which `TrainerService` takes 262,144."""
 WAIT_S: Final = 20.0
 """Time for which a request waits for an answer; the package asks again."""
+_TRAIN: Final = "/fulmen.algorithm.v1.TrainerService/CreateTrainer"
 _STATUS: Final = {
     Code.INVALID_ARGUMENT: 400,
     Code.UNAUTHENTICATED: 401,
@@ -146,13 +148,21 @@ class TinkerApp:
         await respond(send, 200, json.dumps(found_reply).encode())
 
     async def _caller(self, scope: Scope) -> Caller:
-        """Identifies who calls by the header `X-API-Key`, which has a token of Fulmen, or `tml-` and one."""
+        """Identifies who calls by the header `X-API-Key`, which has a token of Fulmen, or `tml-` and one.
+
+        Raises:
+            FulmenError: if it is nobody who may train: sessions and answers are those of programs that do.
+        """
         name = b"x-api-key" if header_count(scope, b"x-api-key") else b"authorization"
         key = header(scope, name).decode("latin-1").strip().removeprefix("Bearer ").removeprefix("tml-")
         # A key that is not a token belongs to dev mode, where calls without a token are allowed.
         authorization = f"Bearer {key}" if key.startswith("eyJ") else ""
+        if not header(scope, name):
+            # Other pages of a person's browser cannot send the header.
+            require_same_origin(headers_of(scope))
         only = authorization if header_count(scope, name) <= 1 else SEVERAL
         identified = await self._credentials.identify(only, client_address(scope))
+        require(identified, _TRAIN, identified.own_project)
         return Caller(identified.own_project, TrainerCalls(self._channel, authorization))
 
     async def _retrieve(self, caller: Caller, given_body: bytes, send: Send) -> None:

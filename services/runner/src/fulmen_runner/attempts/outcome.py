@@ -77,6 +77,9 @@ Outcome = Succeeded | Failed
 
 
 def cut_at_front(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """Returns the last `limit_bytes` of a text, counted in UTF-8."""
+    """Returns the last `limit_bytes` of a text, counted in UTF-8.
+
+    Half of a surrogate pair, which a text from JSON may hold and no message takes, becomes `?`.
+    """
     encoded = text.encode(errors="replace")
-    return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode(errors="ignore")
+    return encoded[max(0, len(encoded) - limit_bytes) :].decode(errors="ignore")

@@ -15,16 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from fulmen.agent import Progress
+from fulmen.emit import as_number
 from fulmen_runner.attempts.assignment import Assignment
 from fulmen_runner.attempts.masking import masked
 from fulmen_runner.attempts.workspace import Workspace
+from fulmen_service_kit.observability.logs import places_of
 
 LOOK_EVERY_S = 2.0
 MAX_TEXT_CHARS = 200
 MAX_FILE_BYTES = 4096
 MAX_NEWS = 1000
 
+_log = structlog.get_logger()
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -107,13 +112,22 @@ class ProgressBoard:
         if not followed:
             return
         loop = asyncio.get_running_loop()
-        reports = await loop.run_in_executor(thread, lambda: {name: one.report() for name, one in followed.items()})
+        reports = await loop.run_in_executor(thread, lambda: {name: _reported(one) for name, one in followed.items()})
         for name, report in reports.items():
             one = self._followed.get(name)
             if one is not None and report is not None and report != one.last:
                 one.last = self._news[name] = report
         if self._news:
             self.changed()
+
+
+def _reported(one: _Followed) -> ProgressReport | None:
+    """Returns the last report of an attempt; None if there is none that can be read, whatever an agent has left in its place."""
+    try:
+        return one.report()
+    except Exception as error:  # noqa: BLE001  # What one agent reports must not end the role of all.
+        _log.warning("progress_not_read", attempt=one.assignment.attempt, error=places_of(error))
+        return None
 
 
 def read_progress_file(path: Path) -> dict[str, object] | None:
@@ -136,9 +150,8 @@ def read_progress_file(path: Path) -> dict[str, object] | None:
 
 
 def _fraction(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return min(1.0, max(0.0, float(value)))
+    number = None if isinstance(value, bool) else as_number(value)
+    return None if number is None or not math.isfinite(number) else min(1.0, max(0.0, number))
 
 
 def _line(text: str) -> str:

@@ -6,7 +6,7 @@ from fulmen.ids import DEFAULT_PROJECT, parse_attempt_name
 from fulmen.store.v1 import attempt_pb2, failure_pb2, lease_pb2, reward_pb2, rollout_pb2
 from fulmen.store.v1 import lease_service_pb2 as messages
 from fulmen_runner.attempts.assignment import JSON_CONTENT_TYPE, Assignment, Mode
-from fulmen_runner.attempts.outcome import NOTHING_PRINTED, Failed, FailureKind, Reward, Succeeded
+from fulmen_runner.attempts.outcome import NOTHING_PRINTED, Failed, FailureKind, Reward, Succeeded, cut_at_front
 from fulmen_runner.attempts.progress import ProgressReport
 from fulmen_runner.attempts.session import AckStatus, Report
 from fulmen_runner.slots.load import Load
@@ -62,7 +62,8 @@ def write_result(report: Report) -> lease_pb2.AttemptResult:
             result.rewards.extend(map(_reward, rewards))
         case Failed(kind=kind, message=message):
             result.failure_kind = _KINDS[kind]
-            result.failure_message = message
+            # One report that cannot be encoded would end the stream, and with it the attempts of all.
+            result.failure_message = cut_at_front(message)
         case None:
             raise ValueError("a report without an outcome is a release")
     if report.outcome.printed != NOTHING_PRINTED:

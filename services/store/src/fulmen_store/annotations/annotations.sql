@@ -3,8 +3,9 @@
 --   updated_at timestamptz
 
 -- name: hold_annotated
--- Until the annotation is there: deletion of the rollout waits, and removes it afterwards.
-select r.id from rollout r where r.id = $1 and r.project_id = $2 for key share;
+-- Until the annotation is there: deletion of the rollout waits, and removes it afterwards; and so do other additions, so that the
+-- rollout never has more than the maximum.
+select r.id from rollout r where r.id = $1 and r.project_id = $2 for no key update;
 
 -- name: add_annotation
 insert into annotation (id, project_id, rollout_id, dimension, author, value, comment)

@@ -94,6 +94,8 @@ def mapped_errors() -> Iterator[None]:
         yield
     except asyncpg.DiskFullError as error:
         raise DatabaseUnavailable("The disk of the store's database is full.") from error
+    except asyncpg.LockNotAvailableError as error:
+        raise DatabaseUnavailable("Another session locks a table of the store's database.") from error
     except _PASSING as error:
         raise DatabaseUnavailable("The store's database cannot be reached.") from error
     except (asyncpg.DataError, asyncpg.InterfaceError, asyncpg.ProgramLimitExceededError) as error:

@@ -121,7 +121,7 @@ class Place:
             rollout_id, *values = json.loads(packed)
             pairs = zip(values, order, strict=True)
             return cls(values=tuple(_read(value, key.field) for value, key in pairs), rollout_id=UUID(rollout_id))
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise PageTokenInvalid("The page token is malformed.") from None
 
 

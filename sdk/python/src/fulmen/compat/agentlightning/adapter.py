@@ -34,6 +34,8 @@ _ANSWER_TOKENS = (
     "agentlightning.operation.output.choices.0.token_ids",
     "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
 )
+_Values = Mapping[int, float | None]
+"""The reward of each span's node, by the node's identity."""
 _AGENT_NAMES = ("agent.name", "recipient_agent_type", "langchain.chain.type", "executor.id")
 
 
@@ -96,13 +98,14 @@ class TracerTraceToTriplet:
         tree = span_tree(read_spans(source))
         if self.repair_hierarchy:
             tree.repair()
-        found = [(node, _triplet(node, agent)) for node, agent in self._calls(tree)]
+        values = {id(node): reward_in(node.name, node.attributes) for node in tree.walk()}
+        found = [(node, _triplet(node, agent)) for node, agent in self._calls(tree, values)]
         if self._skip_empty_token_spans:
             found = [each for each in found if each[1].prompt["token_ids"] and each[1].response["token_ids"]]
-        rewards = _matched(tree, {node.span_id for node, _ in found}, self.reward_match)
+        rewards = _matched(tree, {node.span_id for node, _ in found}, values, self.reward_match)
         return [replace(triplet, reward=rewards.get(node.span_id)) for node, triplet in found]
 
-    def _calls(self, tree: SpanNode) -> list[tuple[SpanNode, str]]:
+    def _calls(self, tree: SpanNode, values: _Values) -> list[tuple[SpanNode, str]]:
         found: list[tuple[SpanNode, str]] = []
 
         seen: set[str] = set()
@@ -120,7 +123,7 @@ class TracerTraceToTriplet:
             name = _agent_name(node)
             if name is not None:
                 agent = name if self.agent_match is None or re.search(self.agent_match, name) else None
-            in_reward = in_reward or (self.exclude_llm_call_in_reward and _is_reward(node))
+            in_reward = in_reward or (self.exclude_llm_call_in_reward and _is_reward(node, values))
             waiting += [(child, agent, in_call, in_reward) for child in reversed(node.children)]
         return found
 
@@ -140,28 +143,30 @@ def _agent_name(node: SpanNode) -> str | None:
     return held.get("lc_name") if node.name.startswith("langchain.Chain.") else None
 
 
-def _is_reward(node: SpanNode) -> bool:
-    if reward_in(node.name, node.attributes) is not None:
+def _is_reward(node: SpanNode, values: _Values) -> bool:
+    if values[id(node)] is not None:
         return True
     return node.name == AGL_OPERATION and node.attributes.get(OPERATION_NAME) == AGL_REWARD
 
 
-def _matched(tree: SpanNode, calls: set[str], policy: RewardMatchPolicy) -> dict[str, float]:
+def _matched(tree: SpanNode, calls: set[str], values: _Values, policy: RewardMatchPolicy) -> dict[str, float]:
     """Returns the reward of each call: that of the first reward after it for which no later call is free."""
     if policy is RewardMatchPolicy.FIRST_OCCURRENCE:
-        return _assigned(sorted(tree.walk(), key=lambda node: node.start_s), calls, {})
+        return _assigned(sorted(tree.walk(), key=lambda node: node.start_s), calls, values, {})
     rewards: dict[str, float] = {}
     for node in tree.walk():
-        _assigned(node.children, calls, rewards)
+        _assigned(node.children, calls, values, rewards)
     return rewards
 
 
-def _assigned(nodes: Sequence[SpanNode], calls: set[str], rewards: dict[str, float]) -> dict[str, float]:
+def _assigned(
+    nodes: Sequence[SpanNode], calls: set[str], values: _Values, rewards: dict[str, float]
+) -> dict[str, float]:
     free = FreeCalls(sum(node.span_id in calls for node in nodes))
     for node in nodes:
         if node.span_id in calls:
             free.add(node)
-        value = reward_in(node.name, node.attributes)
+        value = values[id(node)]
         if value is None:
             continue
         while (call := free.take(node.start_s)) is not None:

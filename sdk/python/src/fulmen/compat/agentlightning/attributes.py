@@ -58,10 +58,11 @@ def _flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
 def nested(attributes: Mapping[str, Any], prefix: str) -> Any:
     """Returns the attributes below a prefix as nested values; names 0 to n-1 become a list. Empty if there are none."""
     root: dict[str, Any] = {}
+    begin = f"{prefix}."
     for name, value in attributes.items():
-        if not name.startswith(f"{prefix}."):
+        if not name.startswith(begin):
             continue
-        *path, last = name[len(prefix) + 1 :].split(".")
+        *path, last = name[len(begin) :].split(".")
         at = root
         for part in path:
             if not isinstance(at.get(part), dict):
@@ -71,11 +72,9 @@ def nested(attributes: Mapping[str, Any], prefix: str) -> Any:
     return _with_lists(root)
 
 
-def _with_lists(node: Any) -> Any:
-    if not isinstance(node, dict):
-        return node
-    found = {key: _with_lists(value) for key, value in node.items()}
-    if found and all(key.isascii() and key.isdigit() and len(key) < MAX_DIGITS for key in found):
+def _with_lists(node: dict[str, Any]) -> Any:
+    found = {key: _with_lists(value) if isinstance(value, dict) else value for key, value in node.items()}
+    if "0" in found and all(key.isascii() and key.isdigit() and len(key) < MAX_DIGITS for key in found):
         places = sorted(int(key) for key in found)
         if places == list(range(len(places))):
             return [found[str(place)] for place in places]

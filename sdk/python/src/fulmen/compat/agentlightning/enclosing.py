@@ -10,6 +10,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ __all__ = ["move_below_enclosing"]
 def move_below_enclosing(top: SpanNode) -> None:
     """Moves each child below the closest span that encloses it, the first one of several, unless it is the only one left.
 
-    A child that moves below a span of its own is lost with all below it, as with theirs.
+    A child whose closest one is below it stays; theirs would lose it with all below it.
+
+    Raises:
+        SpansInvalid: If it is no tree; nothing has moved then.
     """
     nodes = [*top.walk()]
     above = {id(child): (node, rank) for node in nodes for rank, child in enumerate(node.children)}
@@ -30,21 +34,18 @@ def move_below_enclosing(top: SpanNode) -> None:
     home: dict[int, int] = {}
     for place, child in enumerate(top.children):
         for node in child.walk():
-            home.setdefault(id(node), place)
+            home[id(node)] = place
     led = [*range(len(top.children))]
     kept, count = [], len(top.children)
     for place, child in enumerate(top.children):
         parent = _first(top, spans.closest(child), above) if count > 1 else None
-        if parent is None:
+        goal = place if parent is None else home[id(parent)]
+        while led[goal] != goal:
+            led[goal] = goal = led[led[goal]]
+        if parent is None or goal == place:
             kept.append(child)
             continue
         count -= 1
-        goal = home[id(parent)]
-        while led[goal] != goal:
-            led[goal] = goal = led[led[goal]]
-        if goal == place:
-            for node in child.walk():
-                spans.remove(node)
         led[place] = goal
         above[id(child)] = (parent, len(parent.children))
         parent.children.append(child)
@@ -76,13 +77,20 @@ class _Spans:
     """Spans, found by what they enclose."""
 
     def __init__(self, nodes: Iterable[SpanNode]) -> None:
-        unique = {id(node): node for node in nodes if _is_finite(node)}
-        self._nodes = sorted(unique.values(), key=lambda node: node.start_s)
-        self._ranks = {id(node): rank for rank, node in enumerate(self._nodes)}
+        self._nodes = sorted(filter(_is_finite, nodes), key=lambda node: node.start_s)
         self._starts = [node.start_s for node in self._nodes]
+        # The latest end of the first one, of the first two, and so on.
+        self._latest = [*accumulate((node.end_s for node in self._nodes), max)]
         # Ends with ranks, in order, of the last (number & -number) of the first `number` spans; and a tree of their durations' halves.
         self._ends: list[list[tuple[float, int]]] = [[]]
         self._least: list[list[float]] = [[]]
+        # More than the rounding of two differences of sums of these times, in `closest`.
+        self._slack = (
+            max((abs(time) for each in self._nodes for time in (each.start_s, each.end_s)), default=0) * 2**-48
+        )
+
+    def _build(self) -> None:
+        """Builds the trees, for the first span that another one encloses: most have one above them, and are alone at their time."""
         for number in range(1, len(self._nodes) + 1):
             ends = sorted((self._nodes[rank].end_s, rank) for rank in range(number & (number - 1), number))
             # Halves: the whole may be more than a float.
@@ -91,10 +99,6 @@ class _Spans:
                 least[index] = min(least[2 * index], least[2 * index + 1])
             self._ends.append(ends)
             self._least.append(least)
-        # More than the rounding of two differences of sums of these times, in `closest`.
-        self._slack = (
-            max((abs(time) for each in self._nodes for time in (each.start_s, each.end_s)), default=0) * 2**-48
-        )
 
     def closest(self, child: SpanNode) -> dict[int, SpanNode]:
         """Returns those that begin and end the least earlier and later, by id; all with the same sum of both."""
@@ -112,30 +116,21 @@ class _Spans:
                 found[id(node)] = node
         return found
 
-    def remove(self, node: SpanNode) -> None:
-        """Removes a span, if it is one of these."""
-        rank = self._ranks.get(id(node), len(self._nodes))
-        number = rank + 1
-        while number <= len(self._nodes):
-            least, ends = self._least[number], self._ends[number]
-            index = bisect_left(ends, (node.end_s, rank)) + len(ends)
-            least[index] = math.inf
-            while index := index // 2:
-                least[index] = min(least[2 * index], least[2 * index + 1])
-            number += number & -number
-
     def _enclosing(self, start: float, end: float) -> Iterator[tuple[float, SpanNode]]:
         """Yields those that enclose a time and are longer, with halves of their durations, shortest first; some twice."""
+        earlier, no_later = bisect_left(self._starts, start), bisect_right(self._starts, start)
+        if not ((earlier and self._latest[earlier - 1] >= end) or (no_later and self._latest[no_later - 1] > end)):
+            return
+        if len(self._ends) <= len(self._nodes):
+            self._build()
         heap: list[tuple[float, int, int]] = []
         # Those that begin earlier, then those that end later.
-        heap += self._covering(bisect_left(self._starts, start), (end, -1))
-        heap += self._covering(bisect_right(self._starts, start), (end, len(self._nodes)))
+        heap += self._covering(earlier, (end, -1))
+        heap += self._covering(no_later, (end, len(self._nodes)))
         heapq.heapify(heap)
         while heap:
             half, number, index = heapq.heappop(heap)
             leaf = index - len(self._ends[number])
-            if half == math.inf:
-                return
             if leaf >= 0:
                 yield half, self._nodes[self._ends[number][leaf][1]]
                 continue

@@ -24,6 +24,9 @@ class SpansInvalid(ValueError):
     """The spans are not an export of Agent Lightning's, or form no tree."""
 
 
+_NO_TREE = "These spans form no tree:"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedSpan:
     """One span.
@@ -112,30 +115,42 @@ class SpanNode:
     children: list[SpanNode] = field(default_factory=list)
 
     def walk(self) -> Iterator[SpanNode]:
-        """Yields it and all below it, parents first."""
+        """Yields it and all below it, parents first.
+
+        Raises:
+            SpansInvalid: If it comes to one that it has yielded, since several ways lead there, or one in a circle; names it.
+        """
+        # The nodes themselves: an id may be given again to a node that is made meanwhile.
+        met: dict[int, SpanNode] = {}
         waiting = [self]
         while waiting:
             node = waiting.pop()
+            if id(node) in met:
+                _refuse(_NO_TREE, [f"The span {node.span_id[:64]} is below itself, or below two spans."])
+            met[id(node)] = node
             yield node
             waiting += reversed(node.children)
 
     def repair(self) -> None:
         """Moves spans at the top below the closest span that encloses them in time.
 
-        Instrumentation of different frameworks does not always know its parent. Chains of single spans at the top are skipped.
+        Instrumentation of different frameworks does not always know its parent. Chains of single spans at the top are skipped. A
+        span that one below it encloses stays where it is; theirs would lose it with all below it.
+
+        Raises:
+            SpansInvalid: As `walk`.
         """
-        top = self
-        while len(top.children) == 1:
-            top = top.children[0]
-        move_below_enclosing(top)
+        move_below_enclosing(next(node for node in self.walk() if len(node.children) != 1))
 
 
 def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
     """Returns the tree of the spans of one attempt; several roots get one above them.
 
     Raises:
-        SpansInvalid: If there are no spans, or each one has a parent among them, or some occur twice; names those.
+        SpansInvalid: If there are no spans, or some occur twice, or are below themselves; names those.
     """
+    if not spans:
+        raise SpansInvalid("There are no spans.")
     below: dict[str, list[str]] = {}
     parents = _parents(spans)
     for span in spans:
@@ -143,10 +158,6 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
             below.setdefault(span.parent_id, []).append(span.span_id)
     roots = [span.span_id for span in spans if span.parent_id is None]
     roots += [parent for parent in below if parent not in parents]
-    if not roots:
-        raise SpansInvalid(
-            "There are no spans." if not spans else "There is no root span: every span has a parent in the set."
-        )
     made = {
         span.span_id: SpanNode(
             span_id=span.span_id, name=span.name, start_s=span.start_s, end_s=span.end_s, attributes=span.attributes
@@ -160,6 +171,9 @@ def span_tree(spans: Sequence[ExportedSpan]) -> SpanNode:
             made[parent] = SpanNode(span_id=parent, name="", start_s=start, end_s=end)
         made[parent].children = nodes
     nodes = [made[root] for root in roots]
+    reached = {node.span_id for root in nodes for node in root.walk()}
+    lost = [span.span_id for span in spans if span.span_id not in reached]
+    _refuse(_NO_TREE, [f"The span {each[:64]} is below itself, or below one that is." for each in lost])
     if len(nodes) == 1:
         return nodes[0]
     return SpanNode(
@@ -182,7 +196,5 @@ def _parents(spans: Sequence[ExportedSpan]) -> dict[str, str | None]:
             twice[span.span_id] = ", below different spans"
         else:
             twice.setdefault(span.span_id, "")
-    _refuse(
-        "These spans do not form a tree:", [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()]
-    )
+    _refuse(_NO_TREE, [f"The span {each[:64]} occurs twice{how}." for each, how in twice.items()])
     return parents

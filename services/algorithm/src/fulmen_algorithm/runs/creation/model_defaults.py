@@ -25,7 +25,7 @@ def model_facts(model_dir: Path, parameters: int) -> ModelFacts:
     """
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # The trainer reports the reason when it loads the model.
         return ModelFacts(parameters=parameters)
     return ModelFacts(parameters=parameters, longest=_longest(config))

@@ -23,6 +23,8 @@ def replay_problems(settings: RunSettings, policy: PolicySpec) -> list[Violation
     problems = []
     if isinstance(settings, AlgorithmSettings) and settings.passes.compile:
         problems.append("needs passes.compile to be false: compiled layers choose their experts themselves")
+    if isinstance(settings, AlgorithmSettings) and settings.parallel.context > 1:
+        problems.append("needs parallel.context 1: experts are replayed for whole rows")
     if policy.origin is PolicyOrigin.PATH and (problem := model_problem(Path(policy.source))):
         problems.append(problem)
     return [Violation(field=FIELD, description=problem) for problem in problems]
@@ -37,7 +39,7 @@ def model_problem(model_dir: Path) -> str:
     """Returns why the experts of a model cannot be replayed; empty if they can, or its configuration is not readable."""
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # Loading the model reports the reason.
         return ""
     if not isinstance(config, Mapping) or any(_has_experts(part) for part in (config, config.get("text_config"))):

@@ -43,6 +43,7 @@ from fulmen_algorithm.runs.creation.settings_problems import settings_problems
 from fulmen_algorithm.runs.ports import BaseModels, Content, GpuPlan, ResourceStore
 from fulmen_algorithm.runs.run import NO_POLICY, PolicyOrigin, PolicySpec
 from fulmen_algorithm.training.compute import THIS_MACHINE
+from fulmen_algorithm.training.context_plan import context_folder_problems
 from fulmen_algorithm.training.passes import pass_problems
 from fulmen_algorithm.training.tensor_plan import folder_problems
 
@@ -224,10 +225,14 @@ async def checked_with_resources(
 
 
 async def _split_problems(settings: AlgorithmSettings, policy: PolicySpec) -> list[Violation]:
-    """Checks whether matrices can be split; for models that are not yet on this machine, the trainer checks it."""
-    if settings.parallel.tensor == 1 or policy.origin is not PolicyOrigin.PATH:
+    """Checks whether matrices or rows can be split; for models that are not yet on this machine, the trainer checks it."""
+    if policy.origin is not PolicyOrigin.PATH:
         return []
-    found = await asyncio.to_thread(folder_problems, Path(policy.source), settings.parallel.tensor)
+    found, folder = [], Path(policy.source)
+    if settings.parallel.tensor > 1:
+        found += await asyncio.to_thread(folder_problems, folder, settings.parallel.tensor)
+    if settings.parallel.context > 1:
+        found += await asyncio.to_thread(context_folder_problems, folder)
     return [Violation(field="settings.parallel", description=text) for text in found]
 
 

@@ -38,12 +38,12 @@ class _Replay:
     """The replay of one attempt.
 
     Attributes:
-        reading: reads the calls; None afterwards.
+        reading: reads the calls.
         calls: those that have not been given; None before they are read, and after the end.
         ended: why it ended; None before.
     """
 
-    reading: asyncio.Task[CallSequence] | None = None
+    reading: asyncio.Task[None] | None = None
     calls: CallSequence | None = None
     ended: ReplayEnd | None = None
 
@@ -88,8 +88,9 @@ class Replays:
             replay = self._remember(attribution)
         else:
             self._replays.move_to_end(attribution.attempt)
-        if replay.ended is None and replay.calls is None:
-            await self._read(replay, attribution)
+        if replay.reading is not None:
+            # Not with its caller: others of the attempt may wait for it.
+            await asyncio.shield(replay.reading)
         if replay.calls is None:
             return None
         try:
@@ -115,10 +116,10 @@ class Replays:
         )
 
     def _remember(self, attribution: Attribution) -> _Replay:
-        reading = asyncio.create_task(self._lost.read(attribution), name="read-lost-attempts")
+        replay = self._replays[attribution.attempt] = _Replay()
+        replay.reading = asyncio.create_task(self._read(replay, attribution), name="read-lost-attempts")
         # A caller may disconnect, and then the result is never read.
-        reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        replay = self._replays[attribution.attempt] = _Replay(reading=reading)
+        replay.reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if len(self._replays) > MAX_ATTEMPTS:
             oldest = next(iter(self._replays))
             self._end(oldest, self._replays[oldest], ReplayEnd.NO_ROOM)
@@ -126,21 +127,20 @@ class Replays:
         return replay
 
     async def _read(self, replay: _Replay, attribution: Attribution) -> None:
-        """Waits for the captures; several calls of an attempt may begin at the same time."""
-        reading = replay.reading
-        if reading is None:
-            return
+        """Reads the captures; their size is counted even if the caller has disconnected."""
+        attempt = attribution.attempt
         try:
-            calls = await asyncio.shield(reading)
+            calls = await self._lost.read(attribution)
         except FulmenError as error:
-            _log.warning("lost_attempt_not_read", attempt=attribution.attempt, reason=error.reason)
-            self._end(attribution.attempt, replay, ReplayEnd.UNAVAILABLE)
+            _log.warning("lost_attempt_not_read", attempt=attempt, reason=error.reason)
+            self._end(attempt, replay, ReplayEnd.UNAVAILABLE)
             return
-        if replay.reading is None:
-            return  # another call was faster
-        replay.reading = None
+        finally:
+            replay.reading = None
+        if replay.ended is not None:
+            return  # forgotten meanwhile
         if calls.is_over:
-            self._end(attribution.attempt, replay, ReplayEnd.NOTHING)
+            self._end(attempt, replay, ReplayEnd.NOTHING)
         else:
             self._make_room(calls.size_bytes)
             replay.calls = calls
@@ -168,7 +168,7 @@ class Replays:
     def _end(self, attempt: str, replay: _Replay, end: ReplayEnd) -> None:
         if replay.ended is not None:
             return
-        replay.ended, replay.reading = end, None
+        replay.ended = end
         if replay.calls is not None:
             self.size_bytes -= replay.calls.size_bytes
             replay.calls = None

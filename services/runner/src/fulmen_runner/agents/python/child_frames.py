@@ -44,7 +44,10 @@ async def receive(reader: asyncio.StreamReader) -> tuple[Document, bytes]:
     head_length, body_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     if head_length + body_length > MAX_MESSAGE_BYTES:
         raise MessageTooLarge
-    head = json.loads(await reader.readexactly(head_length))
+    try:
+        head = json.loads(await reader.readexactly(head_length))
+    except RecursionError:
+        raise ValueError("a message is nested too deeply") from None
     if not isinstance(head, dict):
         raise ValueError("a message is a JSON object")
     return head, await reader.readexactly(body_length)
