@@ -166,7 +166,8 @@ def sft_row(
         if message["role"] != "assistant" or index < first_trained:
             continue
         prompt = _render(tokenizer, messages[:index], tools, generation=True)
-        through = _render(tokenizer, messages[: index + 1], tools, generation=False)
+        last = index + 1 == len(messages)
+        through = token_ids if last else _render(tokenizer, messages[: index + 1], tools, generation=False)
         if through[: len(prompt)] != prompt or token_ids[: len(through)] != through:
             raise ValueError(f"Message {index}: the chat template does not extend its own rendering token by token.")
         end = _end_of_turn(through, len(prompt), tokenizer.eos_token_id)
