@@ -1,1 +1,0 @@
-import{A as e}from"./index--UopX2d3.js";var t={[e.RUNNING]:`active`,[e.RETRY_WAIT]:`warn`,[e.SUCCEEDED]:`ok`,[e.FAILED]:`bad`};export{t};
