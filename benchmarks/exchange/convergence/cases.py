@@ -161,7 +161,7 @@ DGC_50: Mapping[str, Any] = {"codec": "dgc", "ratio": 50.0}
 # Sends 50 times fewer bytes of this small model, of which vectors are sent as they are.
 DGC_60: Mapping[str, Any] = {"codec": "dgc", "ratio": 60.0}
 DGC_100: Mapping[str, Any] = {"codec": "dgc", "ratio": 100.0}
-# Saves 50 times the bytes both ways with four ranks, whose union comes back.
+# Save 50 times the bytes of both ways with four ranks. Their learning rate is that of 100x; no other was tried.
 DGC_200: Mapping[str, Any] = {"codec": "dgc", "ratio": 200.0}
 DGC_DOWN: Mapping[str, Any] = {"codec": "dgc", "ratio": 100.0, "ratio_down": 100.0}
 TEXT_CASES = (
@@ -178,8 +178,8 @@ TEXT_CASES = (
     _text("dgc 50x", DGC_50, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD),
     _text("dgc 60x", DGC_60, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
     _text("dgc 100x", DGC_100, PLAIN_SGD, 0.3, tried=(0.1, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
-    _text("dgc 200x", DGC_200, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD, claimed=True),
-    _text("dgc 100x down 100x", DGC_DOWN, PLAIN_SGD, 0.3, tried=(0.2, 0.3, 0.5), dense=DENSE_SGD),
+    _text("dgc 200x", DGC_200, PLAIN_SGD, 0.3, dense=DENSE_SGD),
+    _text("dgc 100x down 100x", DGC_DOWN, PLAIN_SGD, 0.3, dense=DENSE_SGD),
     _text("topk 100x", {"codec": "topk"}, SGD, 0.5, tried=(0.2, 0.5), dense=DENSE_SGD),
     _text("topk_quantised 100x", {"codec": "topk_quantised"}, SGD, 0.5, tried=(0.2, 0.5, 0.8), dense=DENSE_SGD),
     _text("powersgd rank 4", {"codec": "powersgd"}, SGD, 0.5, tried=(0.2, 0.5, 0.8), dense=DENSE_SGD),
