@@ -37,7 +37,7 @@ from pathlib import Path
 from fulmen_service_kit.heartbeat import heartbeat
 
 async def main(folder):
-    beating = asyncio.create_task(heartbeat().run())
+    heartbeat().start()
     await asyncio.sleep(0)
     assert "FULMEN_HEARTBEAT_FD" not in os.environ
     with (folder / "lives").open("a") as lives:
@@ -45,6 +45,7 @@ async def main(folder):
     while not (folder / "block").exists():
         await asyncio.sleep(0.02)
         if (folder / "end").exists():
+            await asyncio.sleep(float((folder / "end").read_text() or 0))
             return
     (folder / "block").unlink()
     (folder / "blocks").touch()
@@ -105,6 +106,14 @@ async def test_a_child_whose_loop_is_blocked_is_aborted_and_says_where_it_was(tm
 async def test_a_child_that_ends_by_itself_has_its_own_status(tmp_path: Path) -> None:
     async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
         (tmp_path / "end").touch()
+        assert await ended(process.wait, process.send_signal, pulse) == 0
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_child_that_takes_its_time_to_end_is_not_hung(tmp_path: Path) -> None:
+    async with child(tmp_path) as (process, pulse), asyncio.timeout(LIMIT_S):
+        (tmp_path / "end.tmp").write_text(str(SOON_S + 1))
+        (tmp_path / "end.tmp").rename(tmp_path / "end")
         assert await ended(process.wait, process.send_signal, pulse) == 0
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +89,13 @@ def new_attempt(rollout_id: uuid.UUID | None = None, *, signing_key: str = SIGNI
 
 @asynccontextmanager
 async def proxy_process(
-    store_target: str, ready: Path, *, signing_key: str, **settings: object
+    store_target: str, ready: Path, *, signing_key: str, keeper: Sequence[str] = (), **settings: object
 ) -> AsyncIterator[ProxyProcess]:
-    """Runs `fulmen_llm_proxy serve` until the block ends; kills it if it still runs then."""
+    """Runs `fulmen_llm_proxy serve` until the block ends; kills it if it still runs then.
+
+    Args:
+        keeper: What runs it, as in a container; then this is the process.
+    """
     token = TokenSigner(signing_key).issue(Role.SERVICE, subject="llm_proxy", ttl_s=600)
     ready.unlink(missing_ok=True)
     values = {
@@ -108,7 +112,7 @@ async def proxy_process(
         f"FULMEN_LLM_PROXY_{name.upper()}": str(value) for name, value in values.items()
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fulmen_llm_proxy", "serve", env=environment, stderr=asyncio.subprocess.PIPE
+        *(*keeper, sys.executable, "-m", "fulmen_llm_proxy", "serve"), env=environment, stderr=asyncio.subprocess.PIPE
     )
     log: list[str] = []
     serving = asyncio.Event()

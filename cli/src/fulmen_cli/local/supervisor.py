@@ -111,7 +111,7 @@ class Supervisor:
 
     async def _keep_alive(self, stopping: asyncio.Task[bool]) -> None:
         """Keeps everything alive until the stack is to stop."""
-        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
+        heartbeat().start()
         for name in self._stack.service_names:
             self._keep(name, partial(self._keep_service, name))
         self._keep("database", self._keep_database)
@@ -127,9 +127,9 @@ class Supervisor:
             )
             self._keep("fleet", fleet.run)
         await asyncio.wait({stopping})
-        for task in (beating, *self._keepers.values()):
+        for task in self._keepers.values():
             task.cancel()
-        await asyncio.wait({beating, *self._keepers.values()})
+        await asyncio.wait(self._keepers.values())
 
     def ready_runners(self) -> dict[str, str]:
         """Returns the targets of the ready runners, by name."""

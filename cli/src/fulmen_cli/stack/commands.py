@@ -141,6 +141,8 @@ def down(state_dir: StateDirOption = Path(DEFAULT_STATE_DIR)) -> None:
                     f"{folder.log_file('supervisor')}."
                 )
             time.sleep(POLL_INTERVAL_S)
+        # The server outlives a supervisor that was killed meanwhile.
+        EmbeddedPostgres(folder.database).stop()
     console().print(f"Stopped. Its data is in {folder.path}.")
 
 

@@ -1,7 +1,8 @@
 """Heartbeats: a process shows that its event loop turns, and the process that started it ends it when it no longer does.
 
-The parent gives its child the write end of a pipe. The child writes a byte to it every second from its event loop, once it
-serves. A child that was stopped (SIGSTOP), or whose loop is blocked, falls silent and is noticed within ten seconds.
+The parent gives its child the write end of a pipe. The child writes a byte to it every second from its event loop, from when it
+serves until the loop ends. A child that was stopped (SIGSTOP), or whose loop is blocked, falls silent and is noticed within ten
+seconds.
 
 Slow is not hung: time in which a thread of the child waited for a processor or for a disk, and time in which the parent did
 not run either, is not silence, up to a limit. What a service cannot reach is the business of readiness, not of heartbeats.
@@ -51,6 +52,7 @@ class Heartbeat:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        self._beating: asyncio.Task[None] | None = None
 
     def beat(self) -> None:
         """Shows once that this process is alive. May be called from any thread."""
@@ -59,8 +61,12 @@ class Heartbeat:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 os.write(self._descriptor, b".")
 
-    async def run(self) -> None:
-        """Beats from the running event loop until cancelled."""
+    def start(self) -> None:
+        """Beats from the running event loop until the loop ends, because what a process does last takes time, too."""
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._run(), name="heartbeat")
+
+    async def _run(self) -> None:
         while True:
             self.beat()
             await asyncio.sleep(BEAT_S)

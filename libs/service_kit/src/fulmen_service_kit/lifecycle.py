@@ -91,10 +91,8 @@ async def run_service(settings: ServiceSettings, build: Build) -> int:
                 watchdog = LoopWatchdog(loop, interval_s=settings.loop_probe_interval_s)
                 watchdog.start()
                 stack.callback(watchdog.stop)
-            beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
-            status = await _serve(settings, parts, stop)
-        beating.cancel()
-        return status
+            heartbeat().start()
+            return await _serve(settings, parts, stop)
     finally:
         await asyncio.to_thread(telemetry.close)
 

@@ -31,6 +31,9 @@ from tests.support.llm_proxy.proxy_process import ProxyProcess, new_attempt, pro
 
 DEADLINE_S = 90
 WORKERS = 2
+HUNG_AFTER_S = 3.0
+SOON_HUNG = f"from fulmen_service_kit import heartbeat; heartbeat.HUNG_AFTER_S = {HUNG_AFTER_S}; heartbeat.main()"
+"""What runs a proxy in a container, with a silence that is noticed sooner."""
 CONNECTIONS = 24
 """Over two workers: all at one of them once in eight million runs."""
 
@@ -179,6 +182,29 @@ async def test_a_stop_lets_every_worker_finish_and_leaves_no_process_behind(
         assert await proxy.process.wait() == 0
     assert not any(worker.is_running() for worker in workers)
     assert len(store.spans(attempt)) == CONNECTIONS
+
+
+async def test_a_stop_that_waits_for_calls_is_not_taken_for_a_hang(
+    store: FakeStore, backend: Backend, tmp_path: Path
+) -> None:
+    async with running_proxy(store.target, backend_url=backend.url):
+        pass
+    keeper = [sys.executable, "-c", SOON_HUNG]
+    async with (
+        proxy_process(
+            store.target, tmp_path / "ready.json", signing_key=SIGNING_KEY, workers=WORKERS, keeper=keeper
+        ) as proxy,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        _, key = new_attempt()
+        while await one_call(proxy, key) == 503:
+            pass
+        calls = await calls_at(backend, proxy, key)
+        proxy.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(HUNG_AFTER_S + 1)
+        backend.switches.gate.set()
+        assert set(await asyncio.gather(*calls)) == {200}
+        assert await proxy.process.wait() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children of a killed process on Linux only")

@@ -86,9 +86,9 @@ class WorkerSupervisor:
             try:
                 await asyncio.gather(*(self._start(index, environment) for index in indexes))
                 announce(settings, ports, workers=settings.workers)
+                beat.start()
                 async with asyncio.TaskGroup() as group:
                     keepers = [group.create_task(self._keep(index, environment)) for index in indexes]
-                    keepers.append(group.create_task(beat.run()))
                     await self._stop.wait()
                     for keeper in keepers:
                         keeper.cancel()

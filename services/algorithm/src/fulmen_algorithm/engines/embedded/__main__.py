@@ -136,14 +136,13 @@ async def serve(options: argparse.Namespace) -> None:
         port = runner.addresses[0][1]
         # Before the port is known: its parent process watches it from then on.
         heartbeat().beat()
-        beating = asyncio.create_task(heartbeat().run(), name="heartbeat")
+        heartbeat().start()
         sys.stdout.write(msgspec.json.encode({"port": port, "pid": os.getpid()}).decode() + "\n")
         sys.stdout.flush()
         stopped = asyncio.create_task(stop.wait(), name="stop")
         # Ends on a signal, with the parent, or with the batcher: an engine that cannot generate must not stay up.
         await asyncio.wait({stopped, generator.batcher}, return_when=asyncio.FIRST_COMPLETED)
         await runner.cleanup()
-        beating.cancel()
         if generator.batcher.done():
             generator.batcher.result()
 
