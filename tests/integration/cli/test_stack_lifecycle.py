@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fulmen_cli.local.postgres import EmbeddedPostgres
-from fulmen_cli.local.record import StackFolder, StackRecord
+from fulmen_cli.local.record import StackFolder, StackRecord, StackState
 from tests.support.ports import free_ports
 from tests.support.stack import own_ports
 
@@ -223,3 +223,39 @@ def await_service(folder: StackFolder, name: str, *, not_pid: int) -> StackRecor
             return record
         time.sleep(0.05)
     raise AssertionError(f"{name} did not come back: {record}")
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from fulmen_cli.local.record import StackFolder
+with StackFolder(Path(sys.argv[1])).hold():
+    print("holds", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_the_database_that_a_supervisor_left_behind_when_it_was_stopped_is_stopped(short_tmp_path: Path) -> None:
+    folder = StackFolder(short_tmp_path / "s")
+    folder.create()
+    server = EmbeddedPostgres(folder.database)
+    server.start()
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder.path)], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout is not None
+        assert supervisor.stdout.readline() == b"holds\n"
+        folder.write(
+            StackRecord(
+                state=StackState.READY,
+                supervisor_pid=supervisor.pid,
+                version="",
+                targets={},
+                client_token_file="",
+                services=(),
+            )  # fmt: skip
+        )
+        try:
+            fulmen("down", "--state-dir", str(folder.path))
+            assert not (folder.database / "postmaster.pid").exists()
+        finally:
+            supervisor.kill()
+            server.stop()
