@@ -251,7 +251,7 @@ def test_the_database_that_a_supervisor_left_behind_when_it_was_stopped_is_stopp
                 targets={},
                 client_token_file="",
                 services=(),
-            )  # fmt: skip
+            )
         )
         try:
             fulmen("down", "--state-dir", str(folder.path))
