@@ -19,6 +19,8 @@ FIELDS: Final = 5
 MAX_CRON: Final = 128
 MAX_TIME_ZONE: Final = 64
 SECOND: Final = datetime.timedelta(seconds=1)
+DAY: Final = datetime.timedelta(days=1)
+NOTHING: Final = datetime.timedelta()
 
 
 def cron_problem(cron: str) -> str:
@@ -52,12 +54,41 @@ def time_zone_problem(time_zone: str) -> str:
 
 def next_due(cron: str, time_zone: str, after: datetime.datetime) -> datetime.datetime | None:
     """Returns the first due time after a moment; None if there is none within 50 years, or what was stored is malformed."""
-    for moment in _times(cron, time_zone, after):
+    due = _first(cron, time_zone, after, after)
+    if due is not None:
+        # Where the clocks leave out midnight, the library passes over the hour after it, unless it begins right before.
+        for change in _set_forward(time_zone, after, due):
+            earlier = _first(cron, time_zone, change - SECOND, after)
+            if earlier is not None and earlier < due:
+                return earlier
+    return due
+
+
+def _first(cron: str, time_zone: str, start: datetime.datetime, after: datetime.datetime) -> datetime.datetime | None:
+    for moment in _times(cron, time_zone, start):
         due = moment.astimezone(datetime.UTC)
         # In an hour that the clocks repeat, the library begins at the first of the two.
         if due > after:
             return due
     return None
+
+
+def _set_forward(time_zone: str, after: datetime.datetime, until: datetime.datetime) -> Iterator[datetime.datetime]:
+    """Yields the moments after one and up to another at which the clocks are set forward, found day by day."""
+    zone, start = ZoneInfo(time_zone), after.replace(microsecond=0)
+    while start < until:
+        end = min(start + DAY, until)
+        offset = start.astimezone(zone).utcoffset() or NOTHING
+        if (end.astimezone(zone).utcoffset() or NOTHING) > offset:
+            before, change = start, end
+            while change - before > SECOND:
+                middle = before + (change - before) // (2 * SECOND) * SECOND
+                if (middle.astimezone(zone).utcoffset() or NOTHING) > offset:
+                    change = middle
+                else:
+                    before = middle
+            yield change
+        start = end
 
 
 def next_dues(cron: str, time_zone: str, after: datetime.datetime, count: int) -> list[datetime.datetime]:
