@@ -87,7 +87,7 @@ async def test_every_process_calls_back_and_knows_its_place(cluster, monkeypatch
 async def test_processes_that_want_nodes_of_their_own_get_them(cluster, kind):
     order = order_of(2, wishes=Wishes(affinity=Affinity.OWN_NODES))
     if kind == "local":
-        with pytest.raises(PlacementRefused, match="2 nodes are asked for"):
+        with pytest.raises(PlacementRefused, match="2 nodes are requested"):
             await cluster.plan(order)
         return
     calls = Calls(2)

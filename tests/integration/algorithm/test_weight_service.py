@@ -291,5 +291,5 @@ async def test_every_kind_of_version_is_downloaded_as_it_was_published(policies:
 async def test_weights_that_are_gone_are_told_as_gone(policies: Policies) -> None:
     path = await policies.publish("000001-full", {"kind": "full", "sha256": ""})
     path.rmdir()
-    with pytest.raises(ModelNotFound, match="are gone"):
+    with pytest.raises(ModelNotFound, match="no longer exist"):
         await policies.client.GetWeights(pb.GetWeightsRequest(source=policies.source("/versions/1")))

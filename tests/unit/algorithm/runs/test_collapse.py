@@ -65,7 +65,7 @@ async def test_a_run_that_collapses_too_often_fails_and_says_why(world, grpo_dra
     world.reward_of = lambda name: reward(name, branch="")
     done = (await carry_out(draft_that_watches(grpo_draft, 1), state=RunState.FAILED)).run
     assert done.failure_message.startswith("The reward collapsed")
-    assert "rolled back 1 times already" in done.failure_message
+    assert "already rolled back 1 times" in done.failure_message
     assert done.collapses == 1
 
 

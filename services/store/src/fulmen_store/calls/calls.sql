@@ -5,7 +5,8 @@
 --   retention interval
 
 -- Transactions that add or remove calls of a project wait for each other, so that the sum is right and no
--- conversation is removed while a call is added to it. name: lock_recorded
+-- conversation is removed while a call is added to it.
+-- name: lock_recorded
 insert into recorded_size as s (project_id, size_bytes) values ($1, 0)
 on conflict (project_id) do update set size_bytes = s.size_bytes
 returning s.size_bytes;

@@ -1,8 +1,8 @@
 -- columns: response
 --   id uuid, attempt text, previous_id uuid, input bytea, response bytea, size_bytes int, expires_at timestamptz
 
--- Transactions that add or remove responses of a project wait for each other, so that the sum is right. name:
--- lock_stored_responses
+-- Transactions that add or remove responses of a project wait for each other, so that the sum is right.
+-- name: lock_stored_responses
 insert into stored_response_size as s (project_id, size_bytes) values ($1, 0)
 on conflict (project_id) do update set size_bytes = s.size_bytes
 returning s.size_bytes;
