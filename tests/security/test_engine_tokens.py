@@ -102,7 +102,7 @@ def test_one_without_a_run_of_its_project_is_no_token(changed: dict[str, Any], r
 
 @pytest.mark.parametrize(("role", "run"), [(Role.ENGINE, ""), (Role.RANK, ""), (Role.CLIENT, RUN), (Role.ADMIN, RUN)])
 def test_the_signer_makes_no_other(role: Role, run: str) -> None:
-    with pytest.raises(ValueError, match="names a run"):
+    with pytest.raises(ValueError, match="name a training run"):
         TokenSigner(SIGNING_KEY).issue(role, subject="x", ttl_s=60, project=DEFAULT_PROJECT, training_run=run)
 
 

@@ -136,7 +136,9 @@ async def test_a_stream_that_ends_midway_raises_in_the_client(
 ) -> None:
     world.break_stream(model, after=4, with_error=with_error and model != ENGINE)
     reported = (
-        "had an error while processing|Overloaded" if with_error and model != ENGINE else "interrupted its answer|ended before"
+        "had an error while processing|Overloaded"
+        if with_error and model != ENGINE
+        else "interrupted its answer|ended before"
     )
     async with dialect.agent(world) as agent:
         with pytest.raises((dialect.errors.APIError, StreamFailed), match=reported):

@@ -98,7 +98,7 @@ async def test_a_prompt_gets_better_and_is_published_with_its_parent(searched, d
     assert searched.served is None
     notes = json.loads((run_journal(tmp_path) / "notes.json").read_text())
     shown = report(entry.run, entry.events.steps(), entry.events.notices(), notes, []).markdown
-    for expected in ("**best**", f"-{FIRST}", "the placeholder {question} is gone", "calls of critic and editor"):
+    for expected in ("**best**", f"-{FIRST}", "the placeholder {question} is missing", "calls of critic and editor"):
         assert expected in shown
 
 
