@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -13,6 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import fulmen
 from fulmen.errors import FulmenError, Unavailable
 from fulmen.rpc.status import decode
 
@@ -43,6 +46,9 @@ async def listed_rpcs(channel: grpc.aio.Channel) -> dict[str, Rpc]:
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     services = [service.name for service in (await call.read()).list_services_response.service]
     call.cancel()
+    # A service is found once its module is loaded.
+    for file in Path(fulmen.__path__[0]).glob("*/v1/*_service_pb2.py"):
+        import_module(f"fulmen.{file.parts[-3]}.v1.{file.stem}")
     pool = descriptor_pool.Default()
     rpcs = [
         Rpc(method)

@@ -1,0 +1,3 @@
+import{Jt as e,Kt as t,an as n,fn as r,hn as i,mn as a,tn as o,vn as s}from"./index-Dzb_bmnX.js";import{t as c}from"./Status-C32C13Zt.js";var l=e(`<span role="status"><!></span>`);function u(e,u){i(u,!0);let d={connecting:{tone:`idle`,text:`connecting`},live:{tone:`active`,text:`live`},waiting:{tone:`warn`,text:`reconnecting`},ended:{tone:`idle`,text:`ended`},failed:{tone:`bad`,text:`not live`}},f=r(()=>u.stream?.problem&&[u.stream.problem.message,u.stream.problem.technical].join(`
+
+`)),p=r(()=>d[u.stream?.state??`connecting`]);var m=l(),h=n(m);c(h,{get tone(){return o(p).tone},get text(){return o(p).text},get title(){return o(f)}}),s(m),t(e,m),a()}export{u as t};

@@ -1,1 +1,0 @@
-import{A as e}from"./index-w11hGO7U.js";var t={[e.RUNNING]:`active`,[e.RETRY_WAIT]:`warn`,[e.SUCCEEDED]:`ok`,[e.FAILED]:`bad`};export{t};

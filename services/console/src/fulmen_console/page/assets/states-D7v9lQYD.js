@@ -1,0 +1,1 @@
+import{A as e}from"./index-Dzb_bmnX.js";var t={[e.RUNNING]:`active`,[e.RETRY_WAIT]:`warn`,[e.SUCCEEDED]:`ok`,[e.FAILED]:`bad`};export{t};
