@@ -35,6 +35,7 @@ test("a one-time code signs in once, and is gone from the address", async ({ pag
   await expect(page.getByRole("heading", { level: 1, name: "default" })).toBeVisible();
   expect(page.url()).not.toContain(code);
   await page.getByRole("button", { name: "Sign out" }).click();
+  await expect(page.getByRole("heading", { name: "Sign in to Fulmen" })).toBeVisible();
   await page.goto("about:blank");
   await page.goto(`${url}/projects/default#code=${code}`);
   await expect(page.getByRole("alert")).toContainText("used");
