@@ -135,7 +135,8 @@ class Run:
                             await self.measure(case, target, soft_s=PEER_SOFT_S)
             self.raw["peers"][peer.name] = "measured"
         except (RuntimeError, TimeoutError, OSError, subprocess.CalledProcessError) as error:
-            self.raw["peers"][peer.name] = f"did not run: {error!r}"
+            # The last line alone: what is before names paths of this machine.
+            self.raw["peers"][peer.name] = f"did not run: {(str(error).strip() or repr(error)).splitlines()[-1]}"
             _say(f"{peer.name} did not run: {error!r}")
 
     async def faults(self, stand: fulmen.Fulmen, other_backend: str) -> None:

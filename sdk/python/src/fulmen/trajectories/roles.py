@@ -20,7 +20,7 @@ RESPONSE_ID_ATTRIBUTE: Final = "gen_ai.response.id"
 """Span attribute: id of a model call's answer (OpenTelemetry conventions for generative AI)."""
 
 MAX_ANCESTORS: Final = 1000
-"""Ancestors of a span that are looked at; nested further are spans of nobody but a broken or hostile emitter."""
+"""Ancestors of a span that are searched; only a broken or hostile program nests its spans deeper."""
 MAX_CLIENTS: Final = 64
 """Spans that may name one answer; of more, none is taken for the client's."""
 

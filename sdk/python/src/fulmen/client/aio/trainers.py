@@ -318,7 +318,7 @@ class AsyncTrainer:
         try:
             return await sent(call, request, self._timeout_s)
         except (TrainerSequenceInvalid, TrainerLost) as error:
-            # The caller is told what was lost, and continues from there.
+            # The error says what was lost; the next call continues from there.
             self._sequence = int(error.metadata.get("sequence", self._sequence))
             self._step = int(error.metadata.get("step", self._step))
             raise
